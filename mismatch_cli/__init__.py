@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 # versions number differently.
 DPPO = "DPPO, arXiv 2602.04879v3"
 
-_WHERE = {
+_MODULES = {
     "Decision": "rules.trust_regions",
     "MismatchError": "base.errors",
     "Recorder": "frameworks.recording.recorder",
@@ -53,9 +53,12 @@ def open(
     from mismatch_cli.processes.workers import Workers
 
     read_by = Workers(workers, None if cache is None else Path(cache), skip_broken)
-    return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, read_by)
+    if isinstance(run, str) or hasattr(run, "__fspath__"):
+        return Run([run], read_by)
+    return Run(run, read_by)
 
 
-if not TYPE_CHECKING:  # or type checkers would accept any name
-    # A program pays only for what it uses
-    __getattr__ = lazy(__name__, _WHERE)
+# Importing a name only when it is used, a program pays only for what it uses.
+# Type checkers must not see this function: they would accept any name.
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__, _MODULES)

@@ -9,9 +9,11 @@ import gc
 import io
 import os
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import chain
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -21,6 +23,7 @@ import typer.core
 from mismatch_cli import __version__
 from mismatch_cli.app.command import Command
 from mismatch_cli.app.help import HelpLine, panels, print_help, summary
+from mismatch_cli.app.rank_flags import CAN_RESUME
 from mismatch_cli.base import entry_points, memory, registry
 from mismatch_cli.base.child_python import safe_path
 from mismatch_cli.base.errors import MismatchError, denied
@@ -45,7 +48,7 @@ _LOOP = "Symlink loop from "  # how pathlib begins its RuntimeError
 _REMEDY = "Free some space, or choose another --output."
 _REMEDIES = {
     errno.ELOOP: "Remove the link, or name another path.",
-    errno.EACCES: "Allow it with chmod, or name another path.",
+    errno.EACCES: "Allow access with chmod, or name another path.",
 }
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but
@@ -78,39 +81,36 @@ class _Commands(typer.core.TyperGroup):
         """The command with its flags."""
         if cmd_name not in self.commands:
             return None
+        module = _module(cmd_name)
         app = typer.Typer(add_completion=False)
-        kind = getattr(_module(cmd_name), "COMMAND", Command)
-        app.command(cmd_name, cls=kind)(_function(cmd_name))
+        app.command(cmd_name, cls=getattr(module, "COMMAND", Command))(module.command)
         return typer.main.get_command(app)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """The commands in the order of their panels."""
-        return [name for names in self._panels().values() for name in names]
+        return list(chain.from_iterable(self._panels().values()))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print the help: for each command, the first sentence of its own."""
-        listed = {title: [_row(name) for name in names] for title, names in self._panels().items()}
-        print_help(self, ctx, panels(self.get_params(ctx)) | listed)
+        shown = panels(self.get_params(ctx))
+        for title, names in self._panels().items():
+            shown[title] = list(map(_help_line, names))
+        print_help(self, ctx, shown)
 
     def _panels(self) -> dict[str, list[str]]:
         """The commands of each panel by their PLACE in it."""
-        modules = {name: _module(name) for name in self.commands}
-        panels: dict[str, list[str]] = {title: [] for title in _PANELS}
-        for name in sorted(modules, key=lambda name: modules[name].PLACE):
-            panels[modules[name].PANEL].append(name)
-        return panels
+        names_of: dict[str, list[str]] = {title: [] for title in _PANELS}
+        for name in sorted(self.commands, key=lambda name: _module(name).PLACE):
+            names_of[_module(name).PANEL].append(name)
+        return names_of
 
 
 def _module(name: str) -> ModuleType:
     return registry.load(COMMANDS, name, "command")
 
 
-def _function(name: str) -> Any:
-    return _module(name).command
-
-
-def _row(name: str) -> HelpLine:
-    return HelpLine(name, "", summary(_function(name)))
+def _help_line(name: str) -> HelpLine:
+    return HelpLine(name, "", summary(_module(name).command))
 
 
 def build_app() -> typer.Typer:
@@ -148,18 +148,21 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit
     exceeded, 130 interrupted.
     """
+    Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
     try:
+        for argument in arguments:
+            if not is_encodable(argument):
+                return _fail(f"{argument} is not UTF-8. Rename the file, or use a link to it.", 2)
         return _run(arguments)
     finally:
-        if not {"--quiet", "-q"} & set(arguments) and not launched():
+        is_quiet = not {"--quiet", "-q"}.isdisjoint(arguments)
+        if not is_quiet and not launched():
             for sentence in entry_points.ignored():
                 print(f"mismatch-cli: {visible(sentence)}", file=sys.stderr)
 
 
 def _run(arguments: Sequence[str]) -> int:
-    Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
-    if odd := next((argument for argument in arguments if not is_encodable(argument)), None):
-        return _fail(f"{odd} is not UTF-8. Rename the file, or use a link to it.", 2)
+    """Run a command line, and turn whatever it raises into a sentence and an exit code."""
     try:
         code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:
@@ -169,27 +172,40 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _READER_HAS_LEFT
     except SystemExit as stopped:
-        # How Typer ends if it sees the broken pipe first
-        if isinstance(stopped.__context__, BrokenPipeError):
-            return _READER_HAS_LEFT
-        if stopped.code or not Command.running:  # completion of a shell ends so, too
-            raise
-        # An exit of foreign code is not the success of a command
-        return _fail(_unexpected(stopped), 1)
+        return _code_after(stopped)
     except _ClickError as error:  # type: ignore[misc]
         error.show()
         return error.exit_code
     except Exception as error:
         return _fail(_sentence(error, arguments[0]), 1)
-    if code == _INTERRUPTED and launched():
-        return code  # the launcher reports it
-    if code == _INTERRUPTED:  # newer versions of Typer return this code for an interrupt
-        command = "".join(arguments[:1])
-        recorded = command in ("probe", "curate", "rescore")
-        resume = "the same command with --resume, and without --force, continues it"
-        kept = f" What was recorded is kept: {resume}." if recorded else ""
-        return _fail(f"Interrupted.{kept}", _INTERRUPTED)
+    # Newer versions of Typer return this code for an interrupt, where older ones raise.
+    # Both become the same sentence, which says whether the run can be resumed.
+    if code == _INTERRUPTED:
+        return _interrupted(arguments)
     return code if isinstance(code, int) else 0
+
+
+def _code_after(stopped: SystemExit) -> int:
+    """The exit code where a library, or foreign code, has asked Python to exit."""
+    # Typer exits like this if it sees the broken pipe before we do.
+    # The context tells: the reader of stdout has left, which is not a failure.
+    if isinstance(stopped.__context__, BrokenPipeError):
+        return _READER_HAS_LEFT
+    # The completion of a shell ends with an exit, before any command runs.
+    # Within a command, exit code 0 comes from foreign code: the command has not succeeded.
+    if stopped.code or not Command.running:
+        raise stopped
+    return _fail(_unexpected(stopped), 1)
+
+
+def _interrupted(arguments: Sequence[str]) -> int:
+    """Report an interrupt, unless this process is a rank: its launcher reports it."""
+    if launched():
+        return _INTERRUPTED
+    sentence = "Interrupted."
+    if arguments and arguments[0] in ("probe", "curate", "rescore"):
+        sentence += f" {CAN_RESUME}"
+    return _fail(sentence, _INTERRUPTED)
 
 
 def _sentence(error: Exception, command: str) -> str:
@@ -199,16 +215,14 @@ def _sentence(error: Exception, command: str) -> str:
             "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller "
             "--token-budget, fewer prompts."
         )
-    if isinstance(error, PermissionError) and error.filename:
-        return str(denied(error.filename))
     if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{where}. {_REMEDIES.get(error.errno or 0, _REMEDY)}"
+        return _os_sentence(error)
     if isinstance(error, RuntimeError) and str(error).startswith(_LOOP):
         link = str(error).removeprefix(_LOOP).strip("'\"")
         return f"{link} is a link that leads back to itself. {_REMEDIES[errno.ELOOP]}"
-    if sentence := not_installed(error, f"`{command}`"):
-        return sentence
+    missing_package = not_installed(error, f"`{command}`")
+    if missing_package:
+        return missing_package
     if isinstance(error, UnicodeEncodeError) and not is_encodable(error.object):
         return (
             f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
@@ -216,15 +230,26 @@ def _sentence(error: Exception, command: str) -> str:
     return _unexpected(error)
 
 
+def _os_sentence(error: OSError) -> str:
+    """What the system refused, of which file, and the usual remedy."""
+    if isinstance(error, PermissionError) and error.filename:
+        return str(denied(error.filename))
+    fault = error.strerror or str(error)
+    if error.filename:
+        fault += f": {error.filename}"
+    return f"{fault}. {_REMEDIES.get(error.errno or 0, _REMEDY)}"
+
+
 def _unexpected(error: BaseException) -> str:
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    if package := entry_points.package_at_fault(error):
+    fault = f"{type(error).__name__}: {error}".splitlines()[0]
+    package = entry_points.package_at_fault(error)
+    if package:
         return (
-            f"Unexpected error ({what}) in the package {package}. Report it to its author with "
+            f"Unexpected error ({fault}) in the package {package}. Report it to its author with "
             "what MISMATCH_DEBUG=1 adds."
         )
     return (
-        f"Unexpected error ({what}). This is a bug: please report it with what MISMATCH_DEBUG=1 "
+        f"Unexpected error ({fault}). This is a bug: please report it with what MISMATCH_DEBUG=1 "
         "adds."
     )
 
@@ -244,13 +269,18 @@ def main() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for stream in ("stdout", "stderr"):
-        # Closed by the shell (`>&-`): nobody reads, which is not a failure
+        # A shell may close a stream (`>&-`), and then Python sets it to None.
+        # Nobody reads, which is not a failure: what is printed goes to /dev/null.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     spell_out_what_streams_lack()
     with safe_path():
         code = run(sys.argv[1:])
-    _end(0 if code == _INTERRUPTED and launched() else code)  # an interrupted rank has not failed
+    # An interrupted rank has not failed: torchrun would report another code as an error of it.
+    # The launcher is interrupted too, and exits with 130 for all of them.
+    if code == _INTERRUPTED and launched():
+        code = 0
+    _end(code)
 
 
 def spell_out_what_streams_lack() -> None:
@@ -266,22 +296,24 @@ def spell_out_what_streams_lack() -> None:
 def _spelled_out(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    units = error.object[error.start : error.end].encode("utf-16-be", errors="surrogatepass")
-    return "".join(
-        f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)
-    ), error.end
+    utf_16 = error.object[error.start : error.end].encode("utf-16-be", errors="surrogatepass")
+    escaped = ""
+    for (unit,) in struct.iter_unpack(">H", utf_16):
+        escaped += f"\\u{unit:04x}"
+    return escaped, error.end
 
 
 def _end(code: int) -> NoReturn:
     """Exit without destroying torch's and vLLM's objects, which takes seconds; exit handlers
     run.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C exits at once, without a traceback
+    # A late Ctrl-C exits at once, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # the reader has left, as in `run`
+        pass  # the reader has left, as in `_run`
     except OSError as error:
         code = _fail(
             f"Could not write to stdout ({error.strerror}), so output is lost. Redirect it "

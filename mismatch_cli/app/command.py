@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import typer.core
 
-from mismatch_cli.app.help import is_argument, keys, panels, print_help, row_of
+from mismatch_cli.app.help import help_line, is_argument, keys, panels, print_help
 from mismatch_cli.base.configuration import (
     SETTING,
     check_flags,
@@ -28,7 +28,10 @@ _UsageError = typer.BadParameter.__mro__[1]
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose parameters are also environment variables and keys of the `--config` file."""
+    """A command whose parameters are also environment variables and keys of the `--config` file.
+
+    `running` and `debugging` are of the process, which runs one command: `cli.run` reads them.
+    """
 
     running = False  # whether a command has begun: its flags are parsed
     debugging = False  # whether the running command was asked to show tracebacks
@@ -42,10 +45,8 @@ class Command(typer.core.TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """What follows the name of the command in its usage line."""
-        return [
-            "[OPTIONS]",
-            *(row_of(parameter).names for parameter in self.params if is_argument(parameter)),
-        ]
+        arguments = filter(is_argument, self.params)
+        return ["[OPTIONS]", *(help_line(argument).names for argument in arguments)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print it directly, as Typer does; the formatter gets nothing."""
@@ -56,34 +57,46 @@ class Command(typer.core.TyperCommand):
         """Parse as Typer does; an error in a value that was not typed names the file or variable
         it came from.
         """
-        if not ctx.resilient_parsing:
+        # A shell that completes a half-typed line parses it leniently: nothing may be refused.
+        is_completion = ctx.resilient_parsing
+        if not is_completion:
             check_flags(ctx, args)
         try:
-            left = list(super().parse_args(ctx, list(args)))
-            if not ctx.resilient_parsing:
+            remaining = list(super().parse_args(ctx, list(args)))
+            if not is_completion:
                 check_typed(ctx)
-            return left
+            return remaining
         except typer.BadParameter as error:
             if error.param is not None and error.param_hint is None:
-                typed = " / ".join(f"'{name}'" for name in error.param.opts)
+                error.param_hint = " / ".join(f"'{name}'" for name in error.param.opts)
                 place = source_of(ctx, error.param)
-                error.param_hint = f"{typed} in {place}" if place else typed
+                if place:
+                    error.param_hint += f" in {place}"
             raise
         except _UsageError as error:  # type: ignore[misc]
-            if near := getattr(error, "possibilities", None):  # of an unknown flag
-                error.possibilities = [name for name in near if name in self._typed]
+            # Typer suggests flags for one that it does not know, hidden ones included.
+            # A setting without a flag is a hidden parameter, which nobody can type.
+            near = getattr(error, "possibilities", None)
+            if near:
+                error.possibilities = [name for name in near if name in self._flags]
             raise
 
     @property
-    def _typed(self) -> set[str]:
+    def _flags(self) -> set[str]:
         """The flags that can be typed."""
-        return {name for each in self.params if has_flag(each) for name in each.opts}
+        flags: set[str] = set()
+        for parameter in self.params:
+            if has_flag(parameter):
+                flags.update(parameter.opts)
+        return flags
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, but first name the settings that were not typed: numbers depend on them."""
-        Command.running, Command.debugging = True, bool(ctx.params.get("debug"))
+        Command.running = True
+        Command.debugging = bool(ctx.params.get("debug"))
         if not ctx.params.get("quiet") and not launched():
-            if places := describe_sources(ctx):
+            places = describe_sources(ctx)
+            if places:
                 print(f"Settings from {places}", file=sys.stderr)
             for sentence in misspelt_variables(ctx):
                 print(f"mismatch-cli: {sentence}", file=sys.stderr)

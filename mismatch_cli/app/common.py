@@ -97,24 +97,29 @@ class Common:
     full: bool = of_output(False, "Print all measurements, not only a screen of them.")
     json: bool = of_output(False, "Print JSON instead of tables.")
     quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
-    debug: bool = of_output(
-        False, "Show the full traceback of an error."
-    )  # read by Command, for cli.run, which catches the error
+    # `Command` reads it for `cli.run`, which catches the error.
+    debug: bool = of_output(False, "Show the full traceback of an error.")
 
     def __post_init__(self) -> None:
-        custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
+        # Only what was typed for this run may allow foreign code to run.
+        # A folder that is resumed may come from somebody else: what it says is not asked.
+        custom_code.allow(self.trust_remote_code)
         if self.output is not None and is_store(self.output):
             raise UsageError(
                 "--output is a local folder. How to copy it to a store afterwards: "
                 f"{suggest('guide', 'scale')}"
             )
-        for flag, asked in (
-            ("plots", self.plots),
-            ("plot_width", self.plot_width),
-        ):
-            if self.no_plots and asked:
+        self._check_drawing()
+        # Both are computed once and kept: invalid --plots and --workers are reported here, before
+        # anything is read.
+        _ = self.files, self.read_by
+
+    def _check_drawing(self) -> None:
+        """A `UsageError` for settings of pictures and pages that will not be made."""
+        for flag, value in {"plots": self.plots, "plot_width": self.plot_width}.items():
+            if value and self.no_plots:
                 raise UsageError(f"--no-plots draws nothing: leave out {flag}.")
-            if self.only_numbers and asked:
+            if value and self.only_numbers:
                 raise UsageError(
                     f"--json without --output draws nothing: leave out {flag}, or name --output."
                 )
@@ -122,7 +127,6 @@ class Common:
             raise UsageError(
                 "--json without --output writes no page: leave out open, or name --output."
             )
-        _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
 
     @cached_property
     def files(self) -> PictureFiles:
@@ -151,18 +155,19 @@ class Common:
         return self.progress if world.first else TerminalProgress(quiet=True)
 
     def meant(self, algorithms: Sequence[str] | None) -> list[str]:
-        """What is meant by typed algorithms: `dppo` is one of several, and which is said once."""
+        """The algorithms that typed names mean. A name of several, such as `dppo`, means the usual
+        one; which that is, and what the others are, is said once.
+        """
         if not algorithms:
             return []
         from mismatch_cli.rules.algorithms.parse import usual_meaning
         from mismatch_cli.rules.algorithms.table import MEANINGS
 
         for spec in dict.fromkeys(algorithms):
-            if usual_meaning(spec) != spec:
-                others = MEANINGS[spec.partition(":")[0].lower()][1:]
-                self.progress.say(
-                    f"{spec} is {usual_meaning(spec)}; others are {' and '.join(others)}."
-                )
+            usual = usual_meaning(spec)
+            if usual != spec:
+                _, *others = MEANINGS[spec.partition(":")[0].lower()]
+                self.progress.say(f"{spec} is {usual}; others are {' and '.join(others)}.")
         return list(map(usual_meaning, algorithms))
 
     def check(
@@ -170,7 +175,7 @@ class Common:
     ) -> None:
         """Refuse invalid traces and report folders before importing anything that reads and draws.
 
-        `override`: the folder is the run's own, which a report may go into.
+        `own`: the folder is the run's, which a report may go into.
         """
         from mismatch_cli.trace.manifest import trace_folder
         from mismatch_cli.trace.run_folder import check_report_folder
@@ -181,8 +186,8 @@ class Common:
             check_report_folder(folder, force=own or self.force)
 
     def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
-        """Where a report goes: --output, else the only run named, else here; None if only
-        numbers are wanted. Refuses invalid traces and folders, as `check` does.
+        """Where a report goes: --output, else the only run named, else the current folder; None if
+        only numbers are wanted. Refuses invalid traces and folders, as `check` does.
         """
         folder = self._report_folder(named, name)
         self.check(named, folder)
@@ -193,9 +198,13 @@ class Common:
 
         if self.output is not None or self.only_numbers:
             return self.output
-        own = trace_folder(named[0]) if named and len(named) == 1 else None
-        elsewhere = own is None or places.is_bundled(own) or is_store(own)
-        return (Path() if own is None or elsewhere else run_folder_of(own)) / name
+        if not named or len(named) > 1:
+            return Path(name)
+        trace = trace_folder(named[0])
+        # The bundled traces are part of the installation, and a store takes no report.
+        if places.is_bundled(trace) or is_store(trace):
+            return Path(name)
+        return run_folder_of(trace) / name
 
     def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
         """The named traces; if there are none, the bundled ones called `names` (the training
@@ -204,7 +213,8 @@ class Common:
         from mismatch_cli.trace.reader import Trace
         from mismatch_cli.trace.recording_folder import begun_replacement
 
-        paths = named or [places.bundled_trace(name) for name in names or (places.TRAINING,)]
+        bundled = map(places.bundled_trace, names or (places.TRAINING,))
+        paths = named or list(bundled)
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
         if not named:
             self.progress.say(notice)
@@ -256,15 +266,13 @@ class Common:
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
-        """How `probe`, `rescore` and `report` end; the page always shows some of the worst
-        tokens.
+        """Study the mismatch and show it: the end of `probe`, `rescore` and `report`. The page
+        always shows some of the worst tokens.
         """
         from mismatch_cli.studies.mismatch import WORST, analyse_mismatch
 
-        kept = max(self.worst or 0, WORST)
-        self.study(
-            partial(analyse_mismatch, worst=kept), traces, folder, "Measuring", worst=self.worst
-        )
+        analyse = partial(analyse_mismatch, worst=max(self.worst or 0, WORST))
+        self.study(analyse, traces, folder, "Measuring", worst=self.worst)
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
         """Print a study, or its JSON, on stdout, and write everything into a folder; `page`
@@ -275,16 +283,17 @@ class Common:
         """
         from mismatch_cli.report.pages import page_of
 
-        view, unread = None if self.only_numbers else page_of(study, **page), None
+        view = None if self.only_numbers else page_of(study, **page)
+        failure = None
         try:
             self.print(study, view)
             sys.stdout.flush()
         except OSError as error:
-            unread = error
+            failure = error
         if folder is not None:
             self._write(study, view, folder)
-        if unread is not None:
-            raise unread
+        if failure is not None:
+            raise failure
 
     def _write(self, study: Study, view: Outline | None, folder: Path) -> None:
         from mismatch_cli.report.output_files import (
@@ -325,6 +334,7 @@ class Common:
             print_view(view or page_of(study), console(), full=self.full)
 
 
+# Parts of `Common`, by the names of its fields, for commands that draw, read, judge and report.
 DRAWING = ("plots", "plot_width", "no_plots")
 READ_BY = ("workers", "cache", "skip_broken")
 _LOOKING = (*DRAWING, "force", "full", "json", "quiet", "debug")
@@ -335,15 +345,14 @@ KEY = override(flag=False)  # what the commands with many settings leave to `--c
 
 
 def recording(show_default: str, *more: str, **changes: dict[str, Any]) -> Any:
-    """The part of `Common` that a command has which writes a run folder."""
+    """The part of `Common` for a command that writes a run folder, with `more` fields as keys of
+    `--config`; `changes` say what else differs there.
+    """
     names = ("trust_remote_code", "resume", "output", *more, *_LOOKING)
-    folder = override(
-        help="Run folder.",
-        show_default=show_default,
-    )
     keys = dict.fromkeys(("plots", "plot_width", "debug", *more), KEY)
-    every: dict[str, Any] = {"output": folder, **keys, **changes}
-    return settings_group(Common, *names, **every)
+    folder = override(help="Run folder.", show_default=show_default)
+    differences: dict[str, Any] = {"output": folder, **keys, **changes}
+    return settings_group(Common, *names, **differences)
 
 
 def print_json(content: Any) -> None:
@@ -368,13 +377,13 @@ def console() -> Any:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, but `| head` is not a failure
 
-    width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
-    file: Any = _Unpadded(sys.stdout)
+    stdout: Any = _Unpadded(sys.stdout)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     # Token text may look like rich's markup, an emoji's name or a number: rich interprets nothing.
     # Its terminal escapes are made visible by `base/text.py` before it gets here.
     return PipeableConsole(
-        file=file,
-        width=width,
+        file=stdout,
+        width=None if has_width else _PIPE_WIDTH,
         color_system=colour_system(),
         highlight=False,
         emoji=False,
@@ -383,10 +392,12 @@ def console() -> Any:
 
 
 class _Unpadded:
-    """A stream that strips trailing blanks, also inside a style, and writes our own signs in ASCII
-    where it lacks them; it takes whole lines.
+    """A stream without blanks at the ends of lines, and with our own signs in ASCII where its
+    encoding lacks them. What is written to it must be whole lines.
     """
 
+    # Blanks and escape sequences of styles: rich pads a line before it ends its style.
+    # Only the blanks are removed, since a style must end.
     _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
 
     def __init__(self, stream: Any) -> None:
@@ -401,12 +412,15 @@ class _Unpadded:
 
 
 def _once_in(passes: int, advance: Callable[[int], None]) -> Callable[[int], None]:
-    """An `advance` for work that reads every response in each of so many passes."""
+    """An `advance` for work that reads every response in each of so many passes, and counts it
+    once.
+    """
     read = 0
 
     def on_responses(count: int) -> None:
         nonlocal read
-        read, before = read + count, read
-        advance(read // passes - before // passes)
+        before = read // passes
+        read += count
+        advance(read // passes - before)
 
     return on_responses

@@ -10,7 +10,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled_names
 from mismatch_cli.frameworks import DASHBOARDS
 
-# Of a run, a trace, a training run
+# The file that a run, a trace and a training run each have, by which a folder is one of them.
 _MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")
 
 
@@ -33,8 +33,11 @@ def algorithms() -> list[str]:
 
 def runs() -> list[str]:
     """Runs and traces in the current folder, and the bundled traces."""
-    found = (path.relative_to(".").parts[0] for mark in _MARKS for path in Path().glob(f"*/{mark}"))
-    return [*sorted(set(found)), *bundled_names()]
+    folders: set[str] = set()
+    for mark in _MARKS:
+        for path in Path().glob(f"*/{mark}"):
+            folders.add(path.parts[0])
+    return [*sorted(folders), *bundled_names()]
 
 
 def frameworks() -> list[str]:

@@ -34,8 +34,8 @@ class CurveLine(NamedTuple):
     @property
     def cells(self) -> tuple[str, str, str]:
         """The last value, the lowest and the highest, as text; the axis may be wider."""
-        low, high = min(self.values), max(self.values)
-        return tuple(number(value, self.digits) for value in (self.value, low, high))  # type: ignore[return-value]
+        now, low, high = self.value, min(self.values), max(self.values)
+        return number(now, self.digits), number(low, self.digits), number(high, self.digits)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -44,8 +44,11 @@ class CurveLine(NamedTuple):
         """
         low, high = min(self.values), max(self.values)
         short = max(0.0, self.least - (high - low))
-        low = max(0.0, low - short / 2) if low >= 0 else low - short / 2
-        return low, max(high, low + self.least)
+        widened = low - short / 2
+        # The axis of a metric that cannot be negative does not begin below 0.
+        if low >= 0:
+            widened = max(0.0, widened)
+        return widened, max(high, widened + self.least)
 
 
 class ViewLine(NamedTuple):
@@ -68,49 +71,91 @@ def duration(seconds: float) -> str:
 def curve(
     rank: int, label: str, values: Sequence[float | None], note: str, digits: int
 ) -> list[tuple[int, CurveLine]]:
-    """The curve in a list, which is empty if the last step did not measure it."""
+    """The curve with its rank, in a list, which is empty if the last step did not measure it."""
     if values[-1] is None:
         return []
-    found = [value for value in values if value is not None]
-    return [(rank, CurveLine(label, found[-1], found, _LEAST_PART * max(found), note, digits))]
+    measured = [value for value in values if value is not None]
+    least = _LEAST_PART * max(measured)
+    return [(rank, CurveLine(label, measured[-1], measured, least, note, digits))]
 
 
 def curves(measures: Sequence[tuple[int, CurveLine]], width: int) -> list[ViewLine]:
     """Heads, and one line per curve: value, sparkline between its lowest and highest value, note;
     what does not fit is left out.
     """
-    cells = [(_NOW, _LOWEST, _HIGHEST), *(curve.cells for _, curve in measures)]
-    value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
-    note = max(len(curve.note) for _, curve in measures)
-    beside = LABEL + value + 1
-    rooms = {
-        "note": width - beside - low - high - note - 5,
-        "ends": width - beside - low - high - 3,
-    }
-    shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
-    room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
-    heads = f"{_NOW:>{value}}"
-    if room >= _NARROWEST_CURVE and any(len(curve.values) > 1 for _, curve in measures):
-        heads += f"  {_LOWEST:>{low}} {_STEPS:<{room}} {_HIGHEST}" if shown else f"  {_STEPS}"
-    lines = [ViewLine(_HEADS_RANK, labelled("", heads, "dim"))]
-    for (rank, curve), (now, least, most) in zip(measures, cells[1:], strict=True):
-        bars = (
-            sparkline(stretches(curve.values, room), *curve.ends)
-            if room >= _NARROWEST_CURVE
-            else ""
-        )
-        drawn = f"{least:>{low}} {bars:<{room}} {most:<{high}}" if shown else bars
+    columns = _Columns.of(measures, width)
+    has_curves = any(len(curve.values) > 1 for _, curve in measures)
+    lines = [ViewLine(_HEADS_RANK, labelled("", columns.heads(with_curves=has_curves), "dim"))]
+    for rank, curve in measures:
+        lines.append(ViewLine(rank, labelled(curve.label, columns.text_of(curve))))
+    return lines
+
+
+class _Columns(NamedTuple):
+    """The columns of the view, by their widths. `has_ends`: the curve is between its lowest and its
+    highest value; `has_notes`: and a note follows.
+    """
+
+    value: int
+    low: int
+    high: int
+    curve: int
+    has_ends: bool
+    has_notes: bool
+
+    @classmethod
+    def of(cls, measures: Sequence[tuple[int, CurveLine]], width: int) -> _Columns:
+        """The columns that leave room for a curve: with ends and notes, only ends, or neither."""
+        cells = [(_NOW, _LOWEST, _HIGHEST), *(curve.cells for _, curve in measures)]
+        value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
+        note = max(len(curve.note) for _, curve in measures)
+        beside_value = width - (LABEL + value + 1)
+        beside_ends = beside_value - low - high - 3
+        beside_note = beside_ends - note - 2
+        has_notes = beside_note >= _NARROWEST_CURVE
+        has_ends = has_notes or beside_ends >= _NARROWEST_CURVE
+        if has_notes:
+            room = beside_note
+        elif has_ends:
+            room = beside_ends
+        else:
+            room = beside_value - 1
+        return cls(value, low, high, min(_WIDEST_CURVE, room), has_ends, has_notes)
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether a curve has room beside the value."""
+        return self.curve >= _NARROWEST_CURVE
+
+    def heads(self, *, with_curves: bool) -> str:
+        """The heads; `with_curves`: of the curves and their ends too."""
+        heads = f"{_NOW:>{self.value}}"
+        if not with_curves or not self.has_curve:
+            return heads
+        if not self.has_ends:
+            return f"{heads}  {_STEPS}"
+        return f"{heads}  {_LOWEST:>{self.low}} {_STEPS:<{self.curve}} {_HIGHEST}"
+
+    def text_of(self, curve: CurveLine) -> str:
+        """A line: the curve and its ends stay blank until there is a second value."""
+        now, least, most = curve.cells
+        drawn = ""
+        if self.has_curve:
+            drawn = sparkline(stretches(curve.values, self.curve), *curve.ends)
+        if self.has_ends:
+            drawn = f"{least:>{self.low}} {drawn:<{self.curve}} {most:<{self.high}}"
         if len(curve.values) == 1:
             drawn = " " * len(drawn)
-        words = f"{now:>{value}}  {drawn}" + f"  {curve.note}" * (shown == "note")
-        lines.append(ViewLine(rank, labelled(curve.label, words.rstrip())))
-    return lines
+        text = f"{now:>{self.value}}  {drawn}"
+        if self.has_notes:
+            text += f"  {curve.note}"
+        return text.rstrip()
 
 
 def most_important(lines: Sequence[ViewLine], height: int) -> list[ViewLine]:
     """As many lines as fit, in their order; of equal rank the last ones are dropped first."""
-    by_rank = sorted(range(len(lines)), key=lambda place: (lines[place].rank, place))
-    return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
+    by_rank = sorted(range(len(lines)), key=lambda i: (lines[i].rank, i))
+    return [lines[i] for i in sorted(by_rank[: max(height, 1)])]
 
 
 def labelled(label: str, words: str, style: str = "") -> Text:

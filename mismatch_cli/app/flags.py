@@ -37,31 +37,40 @@ def flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function.
 
-    Each parameter that is a `part` is built from its settings, all of which become flags or keys of
-    `--config`. The function may also take `context`, and `values`: what was given for any setting,
-    and where. The settings of `kind`, a configuration that the command builds itself from these
-    values, come first; `changes` say what differs in them here, and `shown` which defaults `--help`
-    shows for them.
+    Each parameter whose default is a `settings_group` is built from its settings, all of which
+    become flags or keys of `--config`. The function may also take `context`, and `values`: what was
+    given for any setting, and where. The settings of `kind`, a configuration that the command
+    builds itself from these values, come first; `changes` say what differs in them here, and
+    `shown` which defaults `--help` shows for them.
     """
-    own_settings = (
-        [] if kind is None else _with_defaults(select_settings(kind, changes=changes), shown)
-    )
+    own_settings: list[Setting] = []
+    if kind is not None:
+        own_settings = _with_shown_defaults(select_settings(kind, changes=changes), shown)
     return partial(_command, own_settings)
 
 
 def _command(own_settings: Sequence[Setting], function: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(function).parameters
-    parts = {name: _part(parameter.default) for name, parameter in parameters.items()}
-    built = {name: chosen for name, chosen in parts.items() if chosen is not None}
-    settings = [*own_settings, *chain(*map(settings_of, built.values())), _CONFIG]
+    selections: dict[str, SettingSelection] = {}
+    for name, parameter in parameters.items():
+        is_field = isinstance(parameter.default, Field)
+        selection = selection_of(parameter.default) if is_field else None
+        if selection is not None:
+            selections[name] = selection
+    settings = [*own_settings, *chain(*map(settings_of, selections.values())), _CONFIG]
 
     @wraps(function)
     def command(**of_typer: Any) -> None:
         context = of_typer[_CONTEXT]
         values = values_of(context)
-        others = {_CONTEXT: context, "values": values}
-        taken = {name: value for name, value in others.items() if name in parameters}
-        function(**taken, **{name: values.build(chosen) for name, chosen in built.items()})
+        arguments: dict[str, Any] = {}
+        if _CONTEXT in parameters:
+            arguments[_CONTEXT] = context
+        if "values" in parameters:
+            arguments["values"] = values
+        for name, selection in selections.items():
+            arguments[name] = values.build(selection)
+        function(**arguments)
 
     _describe(command, {_name(each): each for each in settings})
     return command
@@ -76,18 +85,18 @@ def _describe(command: Any, settings: Mapping[str, Setting]) -> None:
     command.settings = settings
 
 
-def _part(default: Any) -> SettingSelection | None:
-    return selection_of(default) if isinstance(default, Field) else None
-
-
-def _with_defaults(chosen: SettingSelection, shown: Mapping[str, str] | None) -> list[Setting]:
-    """The settings, with the defaults that `--help` shows for them."""
+def _with_shown_defaults(
+    selection: SettingSelection, shown: Mapping[str, str] | None
+) -> list[Setting]:
+    """The settings, with the defaults that `--help` shows for them: by default their own."""
+    settings = list(settings_of(selection))
     if shown is None:
-        return list(settings_of(chosen))
-    return [
-        Setting(each.name, each.hint, {**each.about, "show_default": shown.get(each.key, "")})
-        for each in settings_of(chosen)
-    ]
+        return settings
+    shown_settings = []
+    for each in settings:
+        about = {**each.about, "show_default": shown.get(each.key, "")}
+        shown_settings.append(Setting(each.name, each.hint, about))
+    return shown_settings
 
 
 def _name(each: Setting) -> str:
@@ -95,8 +104,8 @@ def _name(each: Setting) -> str:
     return f"{each.key}_" if keyword.iskeyword(each.key) else each.key
 
 
-def _read(context: Any, path: Path | None) -> Path | None:
-    """Read the file; Typer calls this before any other parameter has its value."""
+def _read_file(context: Any, path: Path | None) -> Path | None:
+    """Read the file of --config; Typer calls this before any other parameter has its value."""
     if path is not None and not context.resilient_parsing:
         read_config_file(context, path)
     return path
@@ -110,7 +119,7 @@ _CONFIG = Setting(
         "Read what you do not type from this file.",
         metavar="FILE.toml",
         panel=RUNNING,
-        callback=_read,
+        callback=_read_file,
         is_eager=True,
     ).metadata,
 )
@@ -120,11 +129,13 @@ def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
     """The function that completes a value for a shell; if nothing fits, the shell completes
     files.
     """
-    names = about.get("completes") or about.get("choices", (None, None))[1]
+    _, choices = about.get("choices", (None, None))
+    names = about.get("completes") or choices
     if names is None:
         return None
 
     def complete(incomplete: str) -> list[str]:
+        # Looking for names takes time (folders, packages), so it is done only on Tab.
         every = names() if callable(names) else names
         return [name for name in every if name.startswith(incomplete)]
 
@@ -138,12 +149,17 @@ def _parameter(name: str, each: Setting) -> inspect.Parameter:
     about = each.about
     hint = list[each.type] if about.get("repeatable") else each.hint  # type: ignore[name-defined]
     of_typer: dict[str, Any] = {"help": about["help"], "autocompletion": _completing(about)}
-    of_typer |= {key: about[key] for key in ("callback", "is_eager") if key in about}
+    for key in ("callback", "is_eager"):
+        if key in about:
+            of_typer[key] = about[key]
     if about.get("argument"):
         option = typer.Argument(metavar=about.get("metavar"), show_default=False, **of_typer)
     else:
-        words = f"{each.words}/{about['off']}" if "off" in about else each.words
-        names = [words, *filter(None, [about.get("short")])]
+        names = [each.words]
+        if "off" in about:
+            names = [f"{each.words}/{about['off']}"]
+        if about.get("short"):
+            names.append(about["short"])
         option = typer.Option(*names, metavar=each.metavar, hidden=not each.has_flag, **of_typer)
     return inspect.Parameter(
         name,

@@ -4,6 +4,7 @@ settings.
 
 from __future__ import annotations
 
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,34 +48,40 @@ def all_pages() -> dict[str, Page]:
     if not paths:
         return {}
     folder = paths["README"].parent
-    files = {name: Page(path.relative_to(folder).as_posix(), path) for name, path in paths.items()}
-    names = (f"{OPTIONS}/{name}" for name in registry.names(COMMANDS))
-    return files | {name: Page(f"{name}.md", None) for name in names}
+    pages: dict[str, Page] = {}
+    for name, path in paths.items():
+        pages[name] = Page(path.relative_to(folder).as_posix(), path)
+    for command in registry.names(COMMANDS):
+        name = f"{OPTIONS}/{command}"
+        pages[name] = Page(f"{name}.md", None)
+    return pages
 
 
 def options_page(name: str) -> str:
-    """What the options of a command are: the tables of its help, and its keys, of which the help
-    gives only the names.
+    """The page about the options of a command: the tables of its help, and its keys, of which the
+    help gives only the names.
     """
     group: Any = typer.main.get_command(build_app())
     command = group.get_command(None, name)
+    # Lenient parsing: the context of a command without its arguments.
     parameters = command.get_params(command.make_context(name, [], resilient_parsing=True))
     tables = panels(parameters) | {_KEYS: keys(parameters)}
-    parts = [part for title, rows in tables.items() for part in _table(title, rows)]
-    return _PAGE.format(name=name, tables="\n".join(parts).strip())
+    text = "\n".join(filter(None, starmap(_table, tables.items())))
+    return _PAGE.format(name=name, tables=text.strip())
 
 
-def _table(title: str, rows: list[HelpLine]) -> list[str]:
-    cells = [_cells(row) for row in rows if "--help" not in row.names]
-    if not cells:
-        return []
-    head = [f"\n**{title}**\n"] if title else []
-    return [*head, *_HEAD, *cells]
+def _table(title: str, lines: list[HelpLine]) -> str:
+    """A table in Markdown under its title, without `--help`; empty if nothing else is in it."""
+    rows = [_row(line) for line in lines if "--help" not in line.names]
+    if not rows:
+        return ""
+    head = f"\n**{title}**\n\n" if title else ""
+    return head + "\n".join([*_HEAD, *rows])
 
 
-def _cells(row: HelpLine) -> str:
-    typed = f"{row.names} {row.value}".strip()
-    return f"| `{_escaped(typed)}` | {_escaped(row.default)} | {_escaped(row.does)} |"
+def _row(line: HelpLine) -> str:
+    typed = f"{line.names} {line.value}".strip()
+    return f"| `{_escaped(typed)}` | {_escaped(line.default)} | {_escaped(line.does)} |"
 
 
 def _escaped(text: str) -> str:

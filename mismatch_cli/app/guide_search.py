@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import repeat
 from math import log
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ _HALF_REPEATED = 3  # occurrences that make half of what any number of them adds
 _WORST = 0.4  # of the best page's score: pages below it are not listed
 _SHORTEST_STEM = 4  # characters: shorter words match whole words only
 _LETTERS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "pi": "π", "sigma": "σ", "rho": "ρ"}
-_OF_SPEECH = re.compile("[a-z]{1,2}|and|are|does|for|how|the|what|why|with")  # say nothing
+# Words that say nothing about what is looked for.
+_OF_SPEECH = re.compile("[a-z]{1,2}|and|are|does|for|how|the|what|why|with")
 _HEADINGS = re.compile("^#.*$", re.MULTILINE)
 _WORD = re.compile(r"[\w-]+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]+\)")
@@ -49,21 +49,24 @@ def search(query: str, texts: Mapping[str, str]) -> Answer:
     place, and again on the line that says most.
     """
     rarity: dict[re.Pattern[str], float] = {}
-    answer = Answer([], [])
+    absent = []
     for word in _words(query):
         pattern = _pattern(word)
         rarity[pattern] = _rarity(pattern, texts)
         if not rarity[pattern]:
-            answer.absent.append(word)
+            absent.append(word)
     ranked: list[tuple[float, str, str]] = []
     for page, text in texts.items():
         line = _best_line(text, rarity)
         ranked.append((_score(page, text, line, rarity), page, line))
-    ranked.sort(key=lambda each: -each[0])
+    # The sort is stable: pages of equal score stay in the order of the guide.
+    ranked.sort(key=lambda scored: -scored[0])
+    hits = []
     for score, page, line in ranked[:_MOST]:
-        if score > _WORST * ranked[0][0]:
-            answer.hits.append(Hit(page, _around(line, rarity)))
-    return answer
+        best_score = ranked[0][0]
+        if score > _WORST * best_score:
+            hits.append(Hit(page, _excerpt(line, rarity)))
+    return Answer(hits, absent)
 
 
 def _words(query: str) -> list[str]:
@@ -73,24 +76,38 @@ def _words(query: str) -> list[str]:
 
 
 def _score(page: str, text: str, line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
-    of_words = sum(weight * _weight(word, page, text) for word, weight in rarity.items())
-    score = of_words + _TOGETHER * _said(line, rarity)
-    return score * _OF_TABLES if page.startswith(_TABLES) else score
+    score = sum(weight * _weight(word, page, text) for word, weight in rarity.items())
+    score += _TOGETHER * _rarity_on(line, rarity)
+    if page.startswith(_TABLES):
+        score *= _OF_TABLES
+    return score
 
 
 def _rarity(pattern: re.Pattern[str], texts: Mapping[str, str]) -> float:
-    having = sum(bool(pattern.search(page) or pattern.search(texts[page])) for page in texts)
-    return log(1 + len(texts) / having) if having else 0.0
+    """log(1 + pages / pages that have the word, in their name or text); 0 if none has it."""
+    pages_with_word = 0
+    for page, text in texts.items():
+        if pattern.search(page) or pattern.search(text):
+            pages_with_word += 1
+    if not pages_with_word:
+        return 0.0
+    return log(1 + len(texts) / pages_with_word)
 
 
 def _pattern(word: str) -> re.Pattern[str]:
     """What a word matches: its beginning, `top-p` as `top_p`, and ε for epsilon."""
     parts = re.split(r"[-_]+", word.strip("-_"))
-    stem = word.removesuffix("s") if len(word) > _SHORTEST_STEM else word
-    spelled = "[-_]".join(map(re.escape, parts)) if len(parts) > 1 else re.escape(stem)
-    end = "" if len(word) >= _SHORTEST_STEM else r"(?![^\W_])"
-    letter = f"|{_LETTERS[word]}" if word in _LETTERS else ""
-    return re.compile(rf"(?<![^\W_]){spelled}{end}{letter}", re.IGNORECASE)
+    # A compound matches in both spellings; of another word, the singular matches the plural too.
+    if len(parts) == 1 and len(word) > _SHORTEST_STEM:
+        parts = [word.removesuffix("s")]
+    elif len(parts) == 1:
+        parts = [word]
+    spelled = "[-_]".join(map(re.escape, parts))
+    if len(word) < _SHORTEST_STEM:
+        spelled += r"(?![^\W_])"
+    if word in _LETTERS:
+        spelled += f"|{_LETTERS[word]}"
+    return re.compile(rf"(?<![^\W_]){spelled}", re.IGNORECASE)
 
 
 def _weight(pattern: re.Pattern[str], page: str, text: str) -> float:
@@ -113,10 +130,11 @@ def _weight(pattern: re.Pattern[str], page: str, text: str) -> float:
 def _best_line(text: str, rarity: Mapping[re.Pattern[str], float]) -> str:
     """The first line with the rarest of the words, as text."""
     lines = filter(None, map(_plain, text.splitlines()))
-    return max(lines, key=lambda line: _said(line, rarity), default="")
+    return max(lines, key=lambda line: _rarity_on(line, rarity), default="")
 
 
-def _said(line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
+def _rarity_on(line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
+    """Σ of the rarities of the words that are on a line."""
     return sum(weight for pattern, weight in rarity.items() if pattern.search(line))
 
 
@@ -125,25 +143,19 @@ def _plain(line: str) -> str:
     return _MARKS.sub("", _LINK.sub(r"\1", line)).replace(" | ", " · ").strip()
 
 
-def _around(line: str, patterns: Iterable[re.Pattern[str]]) -> str:
-    """A line, or the part of a long one around the first of the words, cut between words."""
+def _excerpt(line: str, patterns: Iterable[re.Pattern[str]]) -> str:
+    """A line, or at most `_WIDEST` characters of a long one around the first of the words, cut
+    between words.
+    """
     if len(line) <= _WIDEST:
         return line
-    place = min(map(_place, patterns, repeat(line)), default=0)
-    return _from(line, max(0, place - _AROUND))
-
-
-def _place(pattern: re.Pattern[str], line: str) -> int:
-    """Where a word begins; the end of the line if it is not there."""
-    match = pattern.search(line)
-    return match.start() if match else len(line)
-
-
-def _from(line: str, first: int) -> str:
-    """At most `_WIDEST` characters of a line from a place on, between whole words."""
-    words = line[first : first + _WIDEST].split(" ")
-    if first:
+    matches = filter(None, (pattern.search(line) for pattern in patterns))
+    first_match = min((match.start() for match in matches), default=len(line))
+    start = max(0, first_match - _AROUND)
+    words = line[start : start + _WIDEST].split(" ")
+    # The first and the last word may be cut: an ellipsis takes their place.
+    if start:
         words[0] = "…"
-    if first + _WIDEST < len(line):
+    if start + _WIDEST < len(line):
         words[-1] = "…"
     return " ".join(words)

@@ -8,6 +8,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_cli.app.progress import colour_system
@@ -45,39 +46,51 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[HelpLine]]:
     helps: list[HelpLine] = []
     for parameter in sorted(parameters, key=lambda each: not is_argument(each)):
         if parameter.name == "help":
-            helps.append(row_of(parameter))
+            helps.append(help_line(parameter))
         elif has_flag(parameter):
-            title = "" if is_argument(parameter) else _about(parameter).get("panel") or ""
-            by_title.setdefault(title, []).append(row_of(parameter))
+            by_title.setdefault(_panel_title(parameter), []).append(help_line(parameter))
     for title in _LAST:
         by_title[title] = by_title.pop(title, [])
-    filled = {title: rows for title, rows in by_title.items() if rows}
-    last = next(reversed(filled), "")
-    return filled | {last: [*filled.get(last, []), *helps]}
+    filled = {title: lines for title, lines in by_title.items() if lines}
+    # `--help` comes last of all, in whichever panel that is.
+    last = list(filled)[-1] if filled else ""
+    filled.setdefault(last, []).extend(helps)
+    return filled
+
+
+def _panel_title(parameter: Any) -> str:
+    if is_argument(parameter):
+        return ""
+    return _about(parameter).get("panel") or ""
 
 
 def keys(parameters: Iterable[Any]) -> list[HelpLine]:
     """What has no flag: lines of a file for `--config`."""
-    return [row_of(parameter) for parameter in parameters if not has_flag(parameter)]
+    return [help_line(parameter) for parameter in parameters if not has_flag(parameter)]
 
 
-def row_of(parameter: Any) -> HelpLine:
+def help_line(parameter: Any) -> HelpLine:
     """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and
     what it does.
     """
-    value, does = parameter.metavar or "", parameter.help or ""
+    value = parameter.metavar or ""
+    does = parameter.help or ""
+    default = _default(parameter)
     if is_argument(parameter):
         several = "..." if parameter.nargs == -1 else ""
         name = value or f"[{parameter.name.upper()}]{several}"
-        return HelpLine(name, "", does, _default(parameter))
+        return HelpLine(name, "", does, default)
     if not has_flag(parameter):
         key = key_of(parameter).replace("-", "_")
-        return HelpLine(f"{key} = {value or 'true|false'}", "", does, _default(parameter))
-    names = (
-        ", ".join(sorted(names, key=len, reverse=True))
-        for names in (parameter.opts, parameter.secondary_opts)
-    )
-    return HelpLine(" / ".join(filter(None, names)), value, does, _default(parameter))
+        return HelpLine(f"{key} = {value or 'true|false'}", "", does, default)
+    names = _longest_first(parameter.opts)
+    if parameter.secondary_opts:
+        names += f" / {_longest_first(parameter.secondary_opts)}"
+    return HelpLine(names, value, does, default)
+
+
+def _longest_first(flags: Iterable[str]) -> str:
+    return ", ".join(sorted(flags, key=len, reverse=True))
 
 
 def _about(parameter: Any) -> Mapping[str, Any]:
@@ -94,7 +107,9 @@ def _default(parameter: Any) -> str:
         return ""
     if default is True:
         return str(parameter.opts[0])
-    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default)
 
 
 def summary(described: Any) -> str:
@@ -105,7 +120,7 @@ def summary(described: Any) -> str:
 def print_help(
     command: Any,
     ctx: Any,
-    rows: Mapping[str, Sequence[HelpLine]],
+    panels: Mapping[str, Sequence[HelpLine]],
     without_flag: Sequence[HelpLine] = (),
 ) -> None:
     """Print a command's usage, its description, its panels, and the names of its keys."""
@@ -114,33 +129,36 @@ def print_help(
 
     console = Console(color_system=colour_system(), highlight=False, emoji=False, markup=False)
     console.width = min(console.width, _WIDEST)
-    column = _column([row for members in rows.values() for row in members], console.width)
+    column = _column(chain.from_iterable(panels.values()), console.width)
     console.print(Text(command.get_usage(ctx), style="bold"))
     for line in (*_prose(command.help, console.width), Text()):
         console.print(line, soft_wrap=True)  # never break a line that users copy
-    for title, members in rows.items():
-        console.print(_panel(title, members, column, console))
-    for line in _prose(_of_keys(str(command.name), without_flag), console.width):
+    for title, lines in panels.items():
+        console.print(_panel(title, lines, column, console))
+    for line in _prose(_keys_paragraph(str(command.name), without_flag), console.width):
         console.print(line)
     for line in _prose(command.epilog, console.width):
         console.print(line, soft_wrap=True)
 
 
-def _column(rows: Sequence[HelpLine], width: int) -> int:
+def _column(lines: Iterable[HelpLine], width: int) -> int:
     """Where descriptions begin: right of all but the longest flags."""
-    lengths = [len(_typed(row)) for row in rows]
-    longest = max((length for length in lengths if length + 2 <= _COLUMN), default=0)
-    return min(width // 2, 2 + longest)
+    column = 2
+    for line in lines:
+        needed = len(_typed(line)) + 2
+        if needed <= _COLUMN:
+            column = max(column, needed)
+    return min(width // 2, column)
 
 
-def _of_keys(command: str, rows: Sequence[HelpLine]) -> str:
+def _keys_paragraph(command: str, lines: Sequence[HelpLine]) -> str:
     """The paragraph about what has no flag."""
-    if not rows:
+    if not lines:
         return ""
-    named = ", ".join(row.names.partition(" = ")[0] for row in rows)
+    names = ", ".join(line.names.partition(" = ")[0] for line in lines)
     return (
         f"Without a flag, as keys of the file of --config (`mismatch-cli guide options/{command}` "
-        f"describes them): {named}."
+        f"describes them): {names}."
     )
 
 
@@ -149,10 +167,11 @@ def is_argument(parameter: Any) -> bool:
     return bool(parameter.param_type_name == "argument")
 
 
-def _typed(row: HelpLine) -> Text:
+def _typed(line: HelpLine) -> Text:
     from rich.text import Text
 
-    return Text.assemble((row.names, "bold cyan"), (f" {row.value}" if row.value else "", "yellow"))
+    value = f" {line.value}" if line.value else ""
+    return Text.assemble((line.names, "bold cyan"), (value, "yellow"))
 
 
 def _prose(text: str | None, width: int) -> Iterator[Text]:
@@ -163,38 +182,45 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
 
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         lines = paragraph.splitlines()
-        if prose := " ".join(line for line in lines if not line.startswith(" ")):
-            yield Text("\n" + textwrap.fill(prose, width))
-        for line in (line.strip() for line in lines if line.startswith(" ")):
-            command, dash, flags = line.partition(" -")
-            # A flag stays with its values
-            unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)
-            broken = textwrap.wrap(
-                unbroken, width - 6, break_long_words=False, break_on_hyphens=False
-            )
-            shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
-            yield Text(shown, style="cyan")
+        prose = [line for line in lines if not line.startswith(" ")]
+        if prose:
+            yield Text("\n" + textwrap.fill(" ".join(prose), width))
+        for line in lines:
+            if line.startswith(" "):
+                yield Text(_folded_command(line.strip(), width), style="cyan")
 
 
-def _panel(title: str, rows: Iterable[HelpLine], column: int, console: Console) -> RenderableType:
+def _folded_command(typed: str, width: int) -> str:
+    """A command on lines that end with backslashes, each flag on a line with its values."""
+    command, dash, flags = typed.partition(" -")
+    unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)
+    lines = textwrap.wrap(unbroken, width - 6, break_long_words=False, break_on_hyphens=False)
+    return "  " + " \\\n      ".join(lines).replace(_NO_BREAK, " ")
+
+
+def _panel(title: str, lines: Iterable[HelpLine], column: int, console: Console) -> RenderableType:
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
 
-    lines = Text("\n").join(line for row in rows for line in _lines(row, column, console))
-    return Group(Rule(title, align="left", style="dim"), lines) if title else lines
+    printed = chain.from_iterable(_layout(line, column, console) for line in lines)
+    text = Text("\n").join(printed)
+    if not title:
+        return text
+    return Group(Rule(title, align="left", style="dim"), text)
 
 
-def _lines(row: HelpLine, column: int, console: Console) -> Iterator[Text]:
+def _layout(line: HelpLine, column: int, console: Console) -> Iterator[Text]:
     """The description beside the flag, or below a long flag; then the default, on one line if it
     fits.
     """
     from rich.text import Text
 
-    typed, room = _typed(row), console.width - column
-    does = list(Text(row.does).wrap(console, room))
-    if row.default:
-        default = Text(f"[default: {row.default}]", style="dim")
+    typed = _typed(line)
+    room = console.width - column
+    does = list(Text(line.does).wrap(console, room))
+    if line.default:
+        default = Text(f"[default: {line.default}]", style="dim")
         if does[-1].cell_len + 1 + default.cell_len <= room:
             does[-1] = Text.assemble(does[-1], " ", default)
         else:
@@ -202,6 +228,7 @@ def _lines(row: HelpLine, column: int, console: Console) -> Iterator[Text]:
     if typed.cell_len + 2 > column:
         yield typed
         typed = Text()
-    for line in does:
-        yield Text.assemble(typed, " " * (column - typed.cell_len), line)
+    # Only the first line of a description has the flag beside it.
+    for described in does:
+        yield Text.assemble(typed, " " * (column - typed.cell_len), described)
         typed = Text()

@@ -60,7 +60,9 @@ def check_figure(name: str) -> None:
 
 
 def _nearest(name: str) -> list[str]:
-    """The figures whose name and first line say most about the words, then those spelled alike."""
+    """The figures whose name and first line say most about the words of a name, then those that are
+    spelled alike.
+    """
     from mismatch_cli.app.guide_search import search
     from mismatch_cli.report.figures import first_lines
     from mismatch_cli.report.paper_figures import PAPER_FIGURES
@@ -78,11 +80,11 @@ def choices_in(name: str, studies: Sequence[str]) -> dict[str, str]:
     from mismatch_cli.report.figures import studies_of
     from mismatch_cli.report.paper_figures import plots_named
 
-    study_of = {}
+    study_of: dict[str, str] = {}
     for plot in plots_named(name):
-        shared = [study for study in studies if study in studies_of(plot)]
-        if shared:
-            study_of[plot] = shared[0]
+        for study in studies:
+            if study in studies_of(plot):
+                study_of.setdefault(plot, study)
     if not study_of:
         raise _drawn_elsewhere(name, plots_named(name)[0])
     return study_of
@@ -118,8 +120,9 @@ def draw_traces(
 ) -> None:
     """Draw the first of a name's plots that the traces have data for."""
     choices = choices_in(name, tuple(_PHASES))
-    study = next(iter(choices.values()))
-    plots = [plot for plot, owner in choices.items() if owner == study]
+    # A study takes a pass over the traces: only plots of the first plot's study are candidates.
+    study, *_ = choices.values()
+    plots = [plot for plot in choices if choices[plot] == study]
     with place.held(common):
         traces = open_traces()
         total = sum(trace.num_responses for trace in traces)
@@ -133,12 +136,13 @@ def _draw(plots: Sequence[str], study: Study, place: FigurePlace, common: Common
     from mismatch_cli.report.figures import lacking, plots_for, write_figure
 
     data = study.plot_data
-    drawable = [name for name, _ in plots_for(data)]
-    plot = next((plot for plot in plots if plot in drawable), None)
-    if plot is None:
-        raise lacking(data, plots[0])
-    for path in write_figure(data, plot, place.plots, common.files):
-        print(path)
+    drawable = dict(plots_for(data))
+    for plot in plots:
+        if plot in drawable:
+            for path in write_figure(data, plot, place.plots, common.files):
+                print(path)
+            return
+    raise lacking(data, plots[0])
 
 
 def _analysed(study: str, traces: Sequence[Trace], common: Common, advance: Any) -> Study:

@@ -1,9 +1,9 @@
-"""Turns what was given to `probe`, `curate`, `rescore` and `bisect` into a configuration and a run
-folder to write to.
+"""Makes a configuration of the values that `probe`, `curate`, `rescore` and `bisect` were given,
+and prepares the run folder that they record into.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,17 +57,13 @@ def prepared_run(
     recorded beside it until `put_in_place`. `check` may refuse configuration and folder before
     anything is created. `like` is a run whose settings apply where none was typed.
     """
-    if common.resume and common.force:
-        raise UsageError("--resume continues a run, --force replaces it: use one of them.")
+    _check_flags(common, like)
     if like is not None:
-        if common.resume:
-            raise UsageError(
-                "--resume continues a run, --like starts a new one with its settings: use one of "
-                "them."
-            )
-        values = _like(kind, values, like, command)
-    values = _resolved(kind, values)
-    # Invalid settings are reported before anything about folders
+        taken = taken_from(kind, _flags_of(like, command), values, like)
+        values = values.over(taken, f"--like {like}")
+    values = _with_resolved_paths(kind, values)
+    # Building the configuration reports invalid settings, and nothing has been created yet.
+    # So they are reported before anything about folders.
     config = kind.of(values)
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
@@ -78,22 +74,33 @@ def prepared_run(
         run_folder(folder, resume=common.resume, force=common.force, resumable=resumable),
         _work_folder(folder, kind, force=common.force) as work,
     ):
-        if not common.resume:
-            yield config, work, {"command": command, "flags": _recorded(kind, values)}
-            return
-        manifest = _manifest_to_resume(work, kind, command)
-        before = manifest["flags"]
-        after = resumed(kind, values, before)
-        given = confirmed(kind, values, before) | after.typed
-        safe = taken_from(kind, before, given, folder)
-        after = after.only(after.typed).over(safe, str(folder)).over(after)
-        yield kind.of(after), work, manifest | {"flags": _recorded(kind, after)}
+        manifest: dict[str, Any] = {"command": command}
+        if common.resume:
+            manifest = _manifest_to_resume(work, kind, command)
+            values = _resumed_values(kind, values, manifest["flags"], folder)
+            config = kind.of(values)
+        yield config, work, manifest | {"flags": _recorded(kind, values)}
 
 
-def _like(kind: type[_Config], values: Values, run: Path, command: str) -> Values:
-    """These values, and below them those of a run."""
-    taken = taken_from(kind, _flags_of(run, command), values, run)
-    return values.over(taken, f"--like {run}")
+def _check_flags(common: Common, like: Path | None) -> None:
+    if common.resume and common.force:
+        raise UsageError("--resume continues a run, --force replaces it: use one of them.")
+    if common.resume and like is not None:
+        raise UsageError(
+            "--resume continues a run, --like starts a new one with its settings: use one of them."
+        )
+
+
+def _resumed_values(
+    kind: type[_Config], values: Values, recorded: Mapping[str, Any], folder: Path
+) -> Values:
+    """What a resumed run goes by: first what was typed now, then what the run recorded."""
+    merged = resumed(kind, values, recorded)
+    # A folder may come from somebody else, so not all that it recorded may be taken from it.
+    # What was typed now, or confirms the record, was chosen by the user.
+    chosen = confirmed(kind, values, recorded) | merged.typed
+    safe = taken_from(kind, recorded, chosen, folder)
+    return merged.only(merged.typed).over(safe, str(folder)).over(merged)
 
 
 @contextmanager
@@ -102,17 +109,20 @@ def _work_folder(folder: Path, kind: type[RecordingSettings], *, force: bool) ->
     the folder itself.
     """
     begun = begun_replacement(folder)
+    # A replacement that was killed before it wrote its note has nothing to resume.
+    # Without --force it is dropped, and the older run counts again.
     if begun is not None and not force and not (begun / kind.NOTE).is_file():
-        drop_replacement(folder)  # killed before there was anything to resume
+        drop_replacement(folder)
         begun = None
-    if begun is None and not (force and first_result(folder)):
+    replaces = begun is not None or (force and first_result(folder))
+    if not replaces:
         yield folder
         return
     with replacing_when_complete(folder) as work:
         yield work
 
 
-def _resolved(kind: type[_Config], values: Values) -> Values:
+def _with_resolved_paths(kind: type[_Config], values: Values) -> Values:
     """The values of a configuration, with one spelling per local path, so that equal weights are
     recognised.
     """
@@ -135,7 +145,10 @@ def _recorded(kind: type[_Config], values: Values) -> dict[str, Any]:
     recorded = {}
     for setting in settings_of(kind):
         default = setting.about["default"]
-        recorded[setting.key] = values.get(setting.key, None if callable(default) else default)
+        if callable(default):
+            default = None
+        recorded[setting.key] = values.get(setting.key, default)
+    # Paths, tuples and the like become what JSON has, as when they are read from a manifest.
     return dict(json.loads(json.dumps(recorded)))
 
 
@@ -158,9 +171,10 @@ def _check_inputs(config: RecordingSettings, command: str) -> None:
     The order is by cost: first what needs no library, then which libraries are installed, then
     device names (torch), then the weights of adapters (peft).
     """
-    values = values_by_key(config)  # each configuration has some of them
-    adapters = [getattr(config, side, None) for side in ("engine_adapter", "scorer_adapter")]
+    # Each configuration has some of these settings, and none that it does not need.
+    values = values_by_key(config)
     models = [values.get("model"), getattr(config, "scoring_model", None)]
+    adapters = [getattr(config, "engine_adapter", None), getattr(config, "scorer_adapter", None)]
     for model in filter(None, models):
         check_model_folder(model)
     for adapter in filter(None, adapters):
@@ -178,7 +192,8 @@ def _check_inputs(config: RecordingSettings, command: str) -> None:
 
 def _check_sampled(config: RolloutConfig) -> None:
     check_settings(config.engine.name, config.engine_settings())
-    if tokens := known_vocabulary(config.engine.model):
+    tokens = known_vocabulary(config.engine.model)
+    if tokens:
         config.check_vocabulary(tokens)
     if is_local(config.problems.source):
         problems = load_problems(config.prompt_source)

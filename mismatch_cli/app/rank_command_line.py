@@ -1,4 +1,4 @@
-"""The command line as words that can be typed again, to start ranks."""
+"""Spells a command line again as it was typed, to start ranks with it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Any
 import typer
 
 
-def words(context: typer.Context, without: Collection[str] = ()) -> list[str]:
-    """The arguments that were typed, `without` some."""
+def typed_arguments(context: typer.Context, without: Collection[str] = ()) -> list[str]:
+    """The arguments that were typed, `without` those of some parameters."""
     typed: list[str] = []
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in without:
-            typed += _spelled(parameter, context.params[name])
+            typed += _spell(parameter, context.params[name])
     return typed
 
 
-def _spelled(parameter: Any, value: Any) -> list[str]:
+def _spell(parameter: Any, value: Any) -> list[str]:
+    """What to type for a parameter to have a value; nothing for a flag that cannot be turned off
+    and is.
+    """
     if parameter.param_type_name == "argument":
-        return list(map(str, value)) if parameter.nargs != 1 else [str(value)]
-    flag = max(parameter.opts, key=len)
+        values = value if parameter.nargs != 1 else [value]
+        return list(map(str, values))
     if parameter.is_flag:
-        return (
-            [flag if value else max(parameter.secondary_opts, key=len)]
-            if value or parameter.secondary_opts
-            else []
-        )
-    several = value if parameter.multiple or isinstance(value, list) else [value]
-    return [
-        word
-        for item in several
-        for word in (flag, *map(str, item if isinstance(item, tuple) else (item,)))
-    ]
+        spellings = parameter.opts if value else parameter.secondary_opts
+        return [max(spellings, key=len)] if spellings else []
+    is_repeated = parameter.multiple or isinstance(value, list)
+    flag = max(parameter.opts, key=len)
+    spelled: list[str] = []
+    for item in value if is_repeated else [value]:
+        # An option of two values, such as `--compare A B`, has a tuple.
+        values = item if isinstance(item, tuple) else (item,)
+        spelled += [flag, *map(str, values)]
+    return spelled

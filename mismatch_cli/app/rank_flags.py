@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import typer
 
-from mismatch_cli.app.rank_command_line import words as typed_words
+from mismatch_cli.app.rank_command_line import typed_arguments
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import of_running
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import launched
 
 T = TypeVar("T")
-KEPT = (
+CAN_RESUME = (
     "What was recorded is kept: the same command with --resume, and without --force, continues it."
 )
 
@@ -47,18 +47,23 @@ class RankSettings:
                 "sharded spreads a model over several processes. Set how many with --nproc."
             )
 
-    def launch(self, context: typer.Context, kept: str) -> None:
-        """Run this command as ranks and exit with their exit code, unless this process already is
-        one of them.
+    def launch(self, context: typer.Context, consequence: str) -> None:
+        """Run this command as ranks and exit with their exit code; returns if this process is to
+        do the work itself, alone or as one of them.
+
+        `consequence` ends the message about a rank that is lost.
         """
         if launched() or (self.nproc == 1 and not self.max_restarts):
             return
         from mismatch_cli.processes.ranks.launch import launch
 
-        words = [str(context.info_name), *typed_words(context, without=("nproc", "max_restarts"))]
-        raise typer.Exit(
-            launch(self.nproc, words, max_restarts=self.max_restarts, consequence=kept)
+        # Ranks must not launch ranks, so they do not get the flags that ask for them.
+        arguments = typed_arguments(context, without=("nproc", "max_restarts"))
+        command_line = [str(context.info_name), *arguments]
+        exit_code = launch(
+            self.nproc, command_line, max_restarts=self.max_restarts, consequence=consequence
         )
+        raise typer.Exit(exit_code)
 
 
 @contextmanager
@@ -70,6 +75,7 @@ def shared_with_ranks(world: World, prepared: AbstractContextManager[T]) -> Iter
         yield world.told(None)  # type: ignore[misc]
         world.barrier()
         return
-    with prepared as found:
-        yield world.told(found)
+    with prepared as run:
+        yield world.told(run)
+        # Leaving `prepared` unlocks the folder, into which another rank may still be writing.
         world.barrier()

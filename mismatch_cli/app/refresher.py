@@ -38,7 +38,10 @@ class Refresher:
     ) -> None:
         pictures = "pictures" if draws else ""
         self.child = Child(_drawer, pictures, str(output), *map(str, folders))
-        self._output, self._every, self._say, self._last_complaint = output, every, say, ""
+        self._output = output
+        self._every = every
+        self._say = say
+        self._last_complaint = ""
         self.next_at = time.monotonic() + every
 
     def step_done(self) -> None:
@@ -64,7 +67,8 @@ class Refresher:
     def stop(self) -> None:
         """End the process that draws, whatever its progress."""
         if self.child.runs:
-            self.child.stop()  # it writes under temporary names first
+            self.child.stop()
+            # It writes under temporary names first, and what it had begun has such a name.
             remove_unfinished(self._output)
 
     def _is_drawing(self) -> bool:
@@ -73,7 +77,8 @@ class Refresher:
         reply = self.child.receive(0.0)
         if reply is None and self.child.silence > _LONGEST:
             reply = LATE
-        if reply is None or reply == Reply():  # ready to draw
+        # An empty reply says that the child has started and is ready to draw.
+        if reply is None or reply == Reply():
             return True
         self._end(reply)
         return False
@@ -114,7 +119,7 @@ def _drawer(pictures: str, output: str, *folders: str) -> Callable[[dict[str, in
 
         begun = [run for run in map(Path, folders) if (run / METRICS).is_file()]
         common = Common(quiet=True, no_plots=not pictures)
-        # Of `train`, there is no watch
+        # The report that `train` draws of itself has no state of a watch; that of `watch` has.
         study = training_study(begun).study_of(begun, watched=watch_state(Path(output)))
         common.show(study, Path(output), reload_seconds=page["reload_seconds"])
         return True

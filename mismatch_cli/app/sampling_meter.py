@@ -12,8 +12,8 @@ from mismatch_cli.app.curves import duration
 
 
 class SamplingMeter:
-    """Called with numbers of finished responses, and by engines that can with numbers of sampled
-    tokens (`tokens`).
+    """Counts finished responses when it is called, and sampled tokens by `tokens`, which only some
+    engines report.
     """
 
     def __init__(
@@ -22,9 +22,12 @@ class SamplingMeter:
         """`responses` are still to be sampled, of at most `most_tokens` each; `changed` is
         called after every count.
         """
-        self._responses, self._most, self._changed = responses, most_tokens, changed
+        self._responses = responses
+        self._most = most_tokens
+        self._changed = changed
         self._began = time.monotonic()
-        self.finished = self.sampled = 0
+        self.finished = 0
+        self.sampled = 0
 
     def __call__(self, count: int) -> None:
         self.finished += count
@@ -51,21 +54,23 @@ class SamplingMeter:
         Never more than if all responses had the longest length.
         """
         running = self._responses - self.finished
-        if not self.sampled:
+        if not self.sampled or not running:
             return running
         most = max(0, self._responses * self._most - self.sampled)
-        if self.is_bound or not running:
-            return most if running else 0
+        if self.is_bound:
+            return most
+        # A token ends a response with this probability, so lengths are geometric, cut at `_most`.
+        # The mean of such a length is (1 − e^(−ends·most)) / ends.
         ends = self.finished / self.sampled
         return min(most, running * (1 - math.exp(-ends * self._most)) / ends)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The rate and what is left, such as `310 tokens/s, about 41 s left`."""
-        unit = "tokens" if self.sampled else "responses"
-        if not (self.sampled or self.finished):
+        if not self.sampled and not self.finished:
             return "no response yet"
-        how = "at most" if self.is_bound else "about"
-        return f"{short(self.rate)} {unit}/s, {how} {duration(self.left / self.rate)} left"
+        unit = "tokens" if self.sampled else "responses"
+        bound = "at most" if self.is_bound else "about"
+        return f"{short(self.rate)} {unit}/s, {bound} {duration(self.left / self.rate)} left"
 
 
 def short(rate: float) -> str:

@@ -162,7 +162,10 @@ class _Dissection:
             lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy()
         )
         if np.isnan(logp_T).any():
-            raise MismatchError("The engine's head returns NaN for the trainer's hidden states.")
+            raise MismatchError(
+                "The engine's head returns NaN for the trainer's hidden states. Look for NaN in the "
+                "engine's weights."
+            )
         return logp_T
 
     def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:

@@ -132,7 +132,7 @@ def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
         if "reward" not in table.column_names:
             raise MismatchError(
                 f"{trace.folder} has no rewards, because its problems have no answers to grade "
-                "with."
+                "with. Name problems that have some: --prompts FILE"
             )
         prompts.append(table.column("prompt_id").to_numpy())
         reward_S = table.column("reward").to_numpy().astype(np.float64)

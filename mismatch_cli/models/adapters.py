@@ -165,7 +165,7 @@ def apply_adapter(model: Any, adapter: Adapter, *, merge: bool) -> Any:
     except Exception as error:
         raise MismatchError(
             f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} "
-            f"({first_line(error)}) Name the model that it was trained on."
+            f"({first_line(error)}). Name the model that it was trained on."
         ) from error
     # The weights of the model itself are missing too, as they should be.
     missing = [key for key in loaded.missing_keys if "lora_" in key]
@@ -203,7 +203,7 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
             wrapped = PeftModel(model, config)
     except ValueError as error:
         raise MismatchError(
-            f"The model has no modules {targets} for an adapter ({first_line(error)}) Use "
+            f"The model has no modules {targets} for an adapter ({first_line(error)}). Use "
             "lora_targets = all-linear."
         ) from error
     modules = [name for name, _ in model.named_modules()]

@@ -223,7 +223,7 @@ def checkpoint_layers(model: Any) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise MismatchError(
-            f"{type(model).__name__} does not support gradient checkpointing ({first_line(error)}) "
+            f"{type(model).__name__} does not support gradient checkpointing ({first_line(error)}). "
             "Leave out gradient_checkpointing."
         ) from error
     for layer in model.modules():

@@ -43,7 +43,9 @@ def load(spec: str, given_as: str) -> UserFunction:
     try:
         function = getattr(_module(file), name, None)
     except BaseException as error:
-        raise MismatchError(f"{file} cannot be loaded ({describe_error(error)}).") from error
+        raise MismatchError(
+            f"{file} cannot be loaded ({describe_error(error)}). Fix the file."
+        ) from error
     if not callable(function):
         raise MismatchError(f"{file} has no function '{name}'. Give {given_as}.")
     parameters = []

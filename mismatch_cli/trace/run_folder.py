@@ -120,7 +120,7 @@ def training_folder(
             for path in folder.glob(pattern):
                 if path.is_symlink():
                     raise MismatchError(
-                        f"{path} is a link: files written there would end up elsewhere. Remove it."
+                        f"{path} is a link: files written there would end up elsewhere. Remove the link."
                     )
         _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 

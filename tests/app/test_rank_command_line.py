@@ -8,14 +8,14 @@ import pytest
 import typer
 
 from mismatch_cli.app.cli import build_app
-from mismatch_cli.app.rank_command_line import words
+from mismatch_cli.app.rank_command_line import typed_arguments
 
 GROUP: Any = typer.main.get_command(build_app())
 
 
 def again(command: str, *typed: str, without: tuple[str, ...] = ()) -> list[str]:
     context = GROUP.get_command(None, command).make_context(command, list(typed))
-    return sorted(words(context, without))
+    return sorted(typed_arguments(context, without))
 
 
 def test_ranks_get_what_was_typed_and_neither_variables_nor_files(tmp_path, monkeypatch):

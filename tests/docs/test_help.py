@@ -12,7 +12,7 @@ import typer
 
 from mismatch_cli.app.cli import COMMANDS, build_app
 from mismatch_cli.app.guide_pages import options_page
-from mismatch_cli.app.help import row_of, summary
+from mismatch_cli.app.help import help_line, summary
 from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, is_renewed, renewed
 
@@ -38,7 +38,7 @@ def test_the_page_of_options_has_every_parameter_once(name):
     parameters = [each for each in the_command(name).params if each.name != "help"]
     assert len(rows) == len(parameters)
     for parameter in parameters:
-        typed = row_of(parameter).names.replace("|", "\\|")
+        typed = help_line(parameter).names.replace("|", "\\|")
         assert sum(row.startswith((f"| `{typed}`", f"| `{typed} ")) for row in rows) == 1, typed
     assert f"](options/{name}.md)" in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 

@@ -41,10 +41,10 @@ def command(*, common: Common = settings_group(Common, "json", "debug")) -> None
     if common.json:
         print(json.dumps(to_json(listed), indent=2, ensure_ascii=False))
     else:
-        print_parts(*_parts(listed))
+        print_parts(*_lines(listed))
 
 
-def _parts(listed: Listing) -> Iterator[RenderableType]:
+def _lines(listed: Listing) -> Iterator[RenderableType]:
     """Names and formulas as a list, not a table: they are long, and a terminal is narrow."""
     from rich.text import Text
 

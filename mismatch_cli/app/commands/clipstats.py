@@ -56,17 +56,23 @@ def command(
     from mismatch_cli.library import named_choices
 
     folder = common.report_folder(read.traces, "clipstats")
-    typed, theory = asked_for.algorithms or [], clipping.theory
-    meant = common.meant([*typed, *(clipping.compare or ())])
-    chosen, beside = meant[: len(typed)], meant[len(typed) :]
+    listed = asked_for.algorithms or []
+    # One call for both: a name that means several algorithms is explained once.
+    meant = common.meant([*listed, *(clipping.compare or ())])
+    chosen = meant[: len(listed)]
+    beside = meant[len(listed) :]
     judged, compared = named_choices.algorithms(chosen, beside)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     opened = common.opened(
         read.traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
     )
-    arguments = named_choices.clipping_arguments(chosen, beside, theory=theory)
+    arguments = named_choices.clipping_arguments(chosen, beside, theory=clipping.theory)
     analyse = partial(
-        analyse_clipping, algorithms=judged, compared=compared, arguments=arguments, theory=theory
+        analyse_clipping,
+        algorithms=judged,
+        compared=compared,
+        arguments=arguments,
+        theory=clipping.theory,
     )
     common.report(analyse, ClippingAnalysis.FORMAT, opened, folder, "Analysing")

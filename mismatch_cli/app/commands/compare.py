@@ -58,7 +58,7 @@ def command(
 
     from mismatch_cli.studies.settings_compared import check_trace_count
 
-    traces, pair = read.traces or [], comparison.pair
+    traces = read.traces or []
     if len(traces) == 1:
         raise UsageError(
             "compare needs two traces, and one is named. Name a second: "
@@ -70,7 +70,6 @@ def command(
 
     notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
     opened = common.opened(traces, notice, "fp8-kv", "float32")
-    analyse = partial(
-        analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else []
-    )
+    arguments = ["--pair", comparison.pair] if comparison.pair else []
+    analyse = partial(analyse_comparison, pair_name=comparison.pair, arguments=arguments)
     common.report(analyse, ComparisonAnalysis.FORMAT, opened, folder, "Comparing", passes=2)

@@ -49,8 +49,8 @@ def command(
         confirm = config.choice.confirm
         curation = curate(config, work, manifest, common.progress, confirm=confirm)
         folder = put_in_place(work)
-        chosen = folder / PROBLEMS_FILE
-        training = reward_variables(config) + suggest(*training_flags(config, chosen))
+        problems = folder / PROBLEMS_FILE
+        training = reward_variables(config) + suggest(*training_flags(config, problems))
         study = CurationAnalysis(
             curation,
             shorten_paths(config.to_json()),
@@ -59,35 +59,38 @@ def command(
             training,
         )
         common.show(study, folder)
-    common.progress.say(f"Wrote {chosen}")
+    common.progress.say(f"Wrote {problems}")
 
 
 def reward_variables(config: CurateConfig) -> str:
-    """The variables before that command, for settings that have no flag."""
-    grading, usual = config.task, TaskSettings()
-    unusual = {
-        "grader": grading.grader != usual.grader and grading.grader,
-        "answer_format": grading.answer_format != usual.answer_format and grading.answer_format,
-        "reward_seconds": grading.seconds,
-    }
-    return "".join(
-        f"{PREFIX}TRAIN_{key.upper()}={value} " for key, value in unusual.items() if value
-    )
+    """Variables to type before the command that trains, for settings that have no flag there and
+    are not the usual ones.
+    """
+    task = config.task
+    usual = TaskSettings()
+    variables = ""
+    if task.grader and task.grader != usual.grader:
+        variables += f"{PREFIX}TRAIN_GRADER={task.grader} "
+    if task.answer_format and task.answer_format != usual.answer_format:
+        variables += f"{PREFIX}TRAIN_ANSWER_FORMAT={task.answer_format} "
+    if task.seconds:
+        variables += f"{PREFIX}TRAIN_REWARD_SECONDS={task.seconds} "
+    return variables
 
 
 def training_flags(config: CurateConfig, problems: Path) -> list[str | Path]:
-    """The command that trains on them as they were measured; the default preset suits only the
-    bundled model.
-    """
-    sampler, template, reward = config.sampler, config.task.template, config.task.reward
+    """The command that trains on the problems as they were measured."""
+    sampler = config.sampler
+    task = config.task
     command: list[str | Path] = ["train", "--dataset", problems]
     command += ["--max-tokens", str(sampler.max_tokens)]
+    # The default preset, with its high learning rate, suits only the bundled model.
     if Path(config.engine.model).resolve() != bundled("model").resolve():
         command += ["--model", config.engine.model, "--learning-rate", "1e-6"]
     if sampler.temperature != 1:
         command += ["--temperature", str(sampler.temperature)]
-    if template != TaskSettings().template:
-        command += ["--prompt-template", template]
-    if reward:
-        command += ["--reward", reward]
+    if task.template != TaskSettings().template:
+        command += ["--prompt-template", task.template]
+    if task.reward:
+        command += ["--reward", task.reward]
     return command

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PANEL, PLACE = "Explain", 1
 
-_KEPT = "There is no diagnosis."
+_NO_DIAGNOSIS = "There is no diagnosis."  # the consequence of a rank that is lost
 _TRAINER = override(
     help="The trainer's model at the weights that sampled: scores some responses again to tell "
     "which side is at fault.",
@@ -88,25 +88,28 @@ def command(
     shared.check_sharded()
     check_models([base_model_of_adapter(name) or name for name in named], "`diagnose` with a model")
     folder = common.report_folder(read.traces, "diagnosis")
-    shared.launch(context, _KEPT)
+    shared.launch(context, _NO_DIAGNOSIS)
     from mismatch_cli.models.rank_shares import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
-    with joined(_KEPT) as world:
-        here = common
+    with joined(_NO_DIAGNOSIS) as world:
+        # All ranks read the traces and score with the models; only the first prints and writes.
         if not world.first:
-            here, folder = replace(common, quiet=True), None
+            common = replace(common, quiet=True)
+            folder = None
         notice = "No trace named: diagnosing a bundled one, a short run with an fp8 KV cache."
-        opened = here.opened(read.traces, notice, FAULTY)
+        traces = common.opened(read.traces, notice, FAULTY)
         ranks = Ranks(world, shared.sharded)
-        with here.held(folder, DiagnosisAnalysis.FORMAT):
-            total = sum(trace.num_responses for trace in opened)
-            with here.progress.counting("Reading", total) as advance:
-                prepared = Preparation.of(opened, here.read_by, advance, ranks)
-            asked = prepared.with_models(models.earlier_model, scorer.model, models.reading_tokens)
-            analysis = _diagnosed(asked, here)
+        with common.held(folder, DiagnosisAnalysis.FORMAT):
+            total = sum(trace.num_responses for trace in traces)
+            with common.progress.counting("Reading", total) as advance:
+                prepared = Preparation.of(traces, common.read_by, advance, ranks)
+            prepared = prepared.with_models(
+                models.earlier_model, scorer.model, models.reading_tokens
+            )
+            analysis = _diagnose(prepared, common)
             if world.first:
-                _show(analysis, here, folder)
+                _show(analysis, common, folder)
 
 
 def _show(analysis: DiagnosisAnalysis, common: Common, folder: Path | None) -> None:
@@ -116,7 +119,7 @@ def _show(analysis: DiagnosisAnalysis, common: Common, folder: Path | None) -> N
         raise KeyboardInterrupt
 
 
-def _diagnosed(prepared: Preparation, common: Common) -> DiagnosisAnalysis:
+def _diagnose(prepared: Preparation, common: Common) -> DiagnosisAnalysis:
     """Run the checks, with a bar over the tokens that models may read at most."""
     if not prepared.most_tokens:
         return prepared.diagnosed()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.limits.limit_sets import LimitSet
     from mismatch_cli.studies.gate import GateAnalysis
+    from mismatch_cli.studies.mismatch import MismatchResult
 
 PANEL, PLACE = "Use elsewhere", 3
 
@@ -86,7 +87,6 @@ def command(
       mismatch-cli gate run --limits limits.toml --baseline last-release
       mismatch-cli gate good-run another-good-run --init limits.toml
     """
-    from mismatch_cli.trace.files import write_named
     from mismatch_cli.trace.run_folder import check_file
 
     if listing.list:
@@ -94,41 +94,49 @@ def command(
 
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
-    written, baseline = values_by_key(summaries), by.baseline or []
+    summary_files = values_by_key(summaries)
+    baseline = by.baseline or []
     common.check([*(read.traces or ()), *baseline])
-    for file in filter(None, (gate.init, *written.values())):
+    for file in filter(None, (gate.init, *summary_files.values())):
         check_file(file, common.force)
     if gate.init is not None:
-        _refuse_beside_init({"limits": by.limits, "baseline": baseline, **written})
+        _refuse_beside_init({"limits": by.limits, "baseline": baseline, **summary_files})
         _init(gate.init, read.traces, common, gate.allow_partial)
         return
     from mismatch_cli.library.named_choices import limit_sets
 
     sets = limit_sets(by.limits or (), has_baseline=bool(baseline))
-    from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateAnalysis
     from mismatch_cli.trace.reader import Trace
 
-    progress = common.progress
-    opened = common.opened(read.traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
+    traces = common.opened(read.traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
     if not by.limits:
-        progress.say(f"No --limits: using those of {default_set()}.")
-    progress.say("Measuring")
+        common.progress.say(f"No --limits: using those of {default_set()}.")
+    common.progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline]
     result = GateAnalysis.of(
-        sets, opened, before, allow_partial=gate.allow_partial, workers=common.read_by
+        sets, traces, before, allow_partial=gate.allow_partial, workers=common.read_by
     )
-    for name, path in written.items():
-        if path is not None:
-            write_named(path, getattr(forms, name)(result), replace=common.force)
-            progress.say(f"Wrote {path}")
+    _write_summaries(result, summary_files, common)
     _show(result, common)
     if not result.passed:
         raise typer.Exit(EXCEEDED)
 
 
-def _refuse_beside_init(given: dict[str, Any]) -> None:
-    for name, value in given.items():
+def _write_summaries(result: GateAnalysis, files: dict[str, Path | None], common: Common) -> None:
+    """Write each summary that has a file; a function of its name in the page's module forms it."""
+    from mismatch_cli.report.pages import gate as forms
+    from mismatch_cli.trace.files import write_named
+
+    for name, path in files.items():
+        if path is not None:
+            write_named(path, getattr(forms, name)(result), replace=common.force)
+            common.progress.say(f"Wrote {path}")
+
+
+def _refuse_beside_init(values: dict[str, Any]) -> None:
+    """A `UsageError` for the first flag with a value: with --init, nothing is judged."""
+    for name, value in values.items():
         if value:
             raise UsageError(f"--init writes limits and judges nothing: leave out --{name}.")
 
@@ -146,17 +154,23 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     )
     common.progress.say("Measuring")
     results = [analyse_mismatch([run], 0, common.read_by).result for run in runs]
-    partial = [part for result in results for part in result.about.partial]
-    if partial and not allow_partial:
-        lacks = f"{partial[0].trace} is partial ({', '.join(partial[0].reasons)})"
-        raise MismatchError(
-            f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial."
-        )
-    measured = {str(run.folder): result for run, result in zip(runs, results, strict=True)}
-    text = limits_file(limits_from([result.pairs for result in results]), measured, path.name)
+    if not allow_partial:
+        _check_complete(results)
+    folders = [str(run.folder) for run in runs]
+    limits = limits_from([result.pairs for result in results])
+    text = limits_file(limits, dict(zip(folders, results, strict=True)), path.name)
     write_named(path, text, replace=common.force)
     common.progress.say(f"Wrote {path}")
     _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))
+
+
+def _check_complete(results: Sequence[MismatchResult]) -> None:
+    for result in results:
+        for part in result.about.partial:
+            raise MismatchError(
+                f"{part.trace} is partial ({', '.join(part.reasons)}): limits need complete runs. "
+                "Name a complete one, or add --allow-partial."
+            )
 
 
 def _show(result: GateAnalysis, common: Common) -> None:
@@ -167,6 +181,7 @@ def _show(result: GateAnalysis, common: Common) -> None:
         common.print(result)
         sys.stdout.flush()
     except BrokenPipeError:
+        # What is left in Python's buffer is flushed at exit: into /dev/null, it cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

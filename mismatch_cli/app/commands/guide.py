@@ -76,26 +76,31 @@ def command(
     """
     from mismatch_cli.app.guide_pages import all_pages
 
-    pages, page, path = all_pages(), guide.page, guide.path
+    pages = all_pages()
     if not pages:
         raise UsageError(
             "This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout."
         )
-    if not page:
-        print(_place(pages[CONTENTS]).parent) if path else print_parts(*_contents(pages))
+    if not guide.page:
+        if guide.path:
+            print(_path_of(pages[CONTENTS]).parent)
+        else:
+            print_parts(*_contents(pages))
         return
-    words = " ".join(page)
-    if not path and not _named(words, pages) and (hits := _hits(words, pages)):
-        print_parts(*hits)
+    words = " ".join(guide.page)
+    if guide.path:
+        print(_path_of(_only_page(words, pages)))
         return
-    found = _found(words, pages)
-    if path:
-        print(_place(found))
-    else:
-        _show(found.text, found.file)
+    if not _pages_called(words, pages):
+        hits = _hits(words, pages)
+        if hits:
+            print_parts(*hits)
+            return
+    page = _only_page(words, pages)
+    _show(page.text, page.file)
 
 
-def _place(page: Page) -> Path:
+def _path_of(page: Page) -> Path:
     """The file of a page; a `UsageError` for one that is made."""
     if page.path is None:
         raise UsageError(
@@ -105,29 +110,28 @@ def _place(page: Page) -> Path:
     return page.path
 
 
-def _named(name: str, pages: Mapping[str, Page]) -> list[str]:
+def _pages_called(typed: str, pages: Mapping[str, Page]) -> list[str]:
     """The pages behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`,
     `json/gate`.
 
     The last part is enough if it is unique: `summary` is `json/summary`.
     """
-    folder, _, inside = name.partition("/")
-    asked = page_name(inside if folder == "docs" else name)
-    if asked in pages:
-        return [asked]
-    return [page for page in pages if page.rpartition("/")[2] == asked]
+    name = page_name(typed.removeprefix("docs/"))
+    if name in pages:
+        return [name]
+    return [page for page in pages if page.rpartition("/")[2] == name]
 
 
-def _found(name: str, pages: Mapping[str, Page]) -> Page:
-    """The only page behind a name."""
+def _only_page(name: str, pages: Mapping[str, Page]) -> Page:
+    """The only page behind a name; a `UsageError` if there is none, or several."""
     from mismatch_cli.base.registry import unknown_name
 
-    same = _named(name, pages)
-    if len(same) != 1:
+    called = _pages_called(name, pages)
+    if len(called) != 1:
         raise UsageError(
-            f"{unknown_name('page', name, same or pages)} All of them: mismatch-cli guide"
+            f"{unknown_name('page', name, called or pages)} All of them: mismatch-cli guide"
         )
-    return pages[same[0]]
+    return pages[called[0]]
 
 
 def _hits(words: str, pages: Mapping[str, Page]) -> list[RenderableType]:
@@ -162,7 +166,7 @@ def _use() -> list[RenderableType]:
 
 def _contents(pages: Mapping[str, Page]) -> list[RenderableType]:
     """Every page with its title, the overview first."""
-    names = dict.fromkeys(name for name in (CONTENTS, *pages) if name in pages)
+    names = dict.fromkeys((CONTENTS, *pages))
     titles = [(name, _title(pages[name].text)) for name in names]
     return [*_rows(titles), *_use()]
 
@@ -175,19 +179,21 @@ def _show(text: str, file: str) -> None:
     if not sys.stdout.isatty():
         print(text, end="")
         return
-    screen, laid_out = console(), _laid_out(for_reading(text, file))
+    screen = console()
     screen.width = min(screen.width, _WIDEST)
-    with screen.capture() as shown:
-        screen.print(laid_out)
-    if shown.get().count("\n") < screen.height:
-        screen.print(laid_out)
+    page = _without_cut_cells(for_reading(text, file))
+    with screen.capture() as printed:
+        screen.print(page)
+    if printed.get().count("\n") < screen.height:
+        screen.print(page)
         return
+    # `less` shows colours (R), and neither waits for a short page (F) nor clears it (X).
     os.environ.setdefault("LESS", "FRX")
     with screen.pager(styles=screen.color_system is not None):
-        screen.print(laid_out)
+        screen.print(page)
 
 
-def _laid_out(text: str) -> RenderableType:
+def _without_cut_cells(text: str) -> RenderableType:
     """The page in rich's Markdown, except that no table cell is cut."""
     from rich.markdown import Markdown, TableElement
 
@@ -208,14 +214,15 @@ def for_reading(text: str, file: str) -> str:
     """The page for a terminal, which cannot follow links: a link says what to type, a picture
     what it shows.
     """
+    # Splitting keeps the blocks of code, at odd places: nothing in them is a link.
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-    typed = partial(_typed, folder=file.rpartition("/")[0])
-    return "".join(
-        part if n % 2 else _LINK.sub(typed, _COMMENT.sub("", part)) for n, part in enumerate(parts)
-    )
+    as_text = partial(_link_as_text, folder=file.rpartition("/")[0])
+    for i in range(0, len(parts), 2):
+        parts[i] = _LINK.sub(as_text, _COMMENT.sub("", parts[i]))
+    return "".join(parts)
 
 
-def _typed(link: re.Match[str], folder: str) -> str:
+def _link_as_text(link: re.Match[str], folder: str) -> str:
     label, target = link.groups()
     if link.group().startswith("!"):
         return f"(Figure: {label})"
@@ -227,4 +234,6 @@ def _typed(link: re.Match[str], folder: str) -> str:
     if name.startswith("../"):
         return f"{label} ({name.removeprefix('../')} in the source code)"
     page = page_name(name)
-    return label if page == label else f"{label} (guide {page})"
+    if page == label:
+        return label
+    return f"{label} (guide {page})"

@@ -122,35 +122,42 @@ def command(
         return
     sampling = sampler.stated
     SamplingSettings(**sampling)  # a `UsageError` for what cannot be measured
-    paths, tokenizer, format = dump.paths, dump.tokenizer, of_format.format
-    names = _named(dump.columns, format)
-    _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
+    paths = dump.paths
+    tokenizer = dump.tokenizer
+    format = of_format.format
+    columns = _column_names(dump.columns, format)
+    _check_places(paths, tokenizer, common, as_plain=bool(columns) or format == "plain")
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
-        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace(FAULTY))
+        paths = [bundled("dumps")]
+        tokenizer = tokenizer or str(bundled_trace(FAULTY))
     from mismatch_cli.frameworks.importing.driver import Import
 
     newer = None if dump.weights is None else dump.weights == "newer"
     sides = _sides(engine.dtype, trainer.dtype)
-    what = Import(paths, format, newer, sampling, sides, columns=names)
-    folder, imported = _import(what, tokenizer, common)
+    request = Import(paths, format, newer, sampling, sides, columns=columns)
+    folder, imported = _import(request, tokenizer, common)
     if tokenizer is None:
         common.progress.say(
             "Reports will show token ids, also where the dump has texts: --tokenizer MODEL, the "
             "model's name or folder, shows text."
         )
-    _tell(imported, folder, common)
+    _show(imported, folder, common)
 
 
 def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, dict[str, Any]]:
     """What the manifest says of both sides, if the precision of either is stated."""
     dtypes = {"rollout": rollout_dtype, "trainer": trainer_dtype}
-    named = {side: dtype for side, dtype in dtypes.items() if dtype not in (None, "auto")}
-    return {side: dict(recorded_dtype(named.get(side))) for side in dtypes if named}
+    stated = {side: dtype for side, dtype in dtypes.items() if dtype not in (None, "auto")}
+    if not stated:
+        return {}
+    return {side: dict(recorded_dtype(stated.get(side))) for side in dtypes}
 
 
-def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
-    """The names of the columns; a `UsageError` if they, or a format beside them, are invalid."""
+def _column_names(columns: list[str] | None, format: str | None) -> dict[str, str]:
+    """The dump's names of our columns; a `UsageError` if they, or a format beside them, are
+    invalid.
+    """
     if not columns:
         return {}
     if format not in (None, "plain"):
@@ -182,11 +189,13 @@ def _check_places(
 
 
 def _folder_of(paths: Sequence[Path] | None) -> Path:
-    """Where the trace goes without --output."""
-    return Path(f"import-{(paths or [bundled('dumps')])[0].resolve().name.split('.')[0]}")
+    """The run folder without --output: named after the first file or folder of the dump."""
+    first = paths[0] if paths else bundled("dumps")
+    stem, _, _ = first.resolve().name.partition(".")
+    return Path(f"import-{stem}")
 
 
-def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
+def _import(dump: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
     """Write beside an old trace, and replace it once the new one is complete: an interrupt
     changes nothing.
     """
@@ -197,56 +206,58 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
     from mismatch_cli.trace.recording_folder import replacing_run
     from mismatch_cli.trace.run_folder import run_folder
 
-    folder = common.output or _folder_of(what.paths)
+    folder = common.output or _folder_of(dump.paths)
     try:
         with (
             run_folder(folder, resume=False, force=common.force, resumable=False),
             replacing_run(folder) as new,
         ):
-            (trace := new / "trace").mkdir()
-            vocabulary, size = _vocabulary(tokenizer)
-            imported = import_dump(replace(what, vocabulary=size), trace, common.progress)
-            vocabulary(trace)
+            trace = new / "trace"
+            trace.mkdir()
+            # A tokenizer that cannot be loaded is an error before the dump is read, not after.
+            write_vocabulary, size = _vocabulary(tokenizer)
+            imported = import_dump(replace(dump, vocabulary=size), trace, common.progress)
+            write_vocabulary(trace)
     except (NeedsItsFramework, UnknownLayout) as error:
+        # The error refers to these lines, so they are printed even with --quiet.
         if error.lines:
-            # With --quiet too: the error refers to them
             TerminalProgress(quiet=False).say(error.lines)
         raise
     return folder, imported
 
 
 def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
-    """Load the tokenizer before reading the dump: what writes its vocabulary, and the model's
-    number of ids.
+    """Load the tokenizer: a function that writes its vocabulary into a trace, and the model's
+    number of ids, if a model was named.
     """
     if tokenizer is None:
         return lambda _folder: None, None
-    if known := _of_a_trace(tokenizer):
-        return partial(shutil.copy, known), None
+    of_trace = _of_a_trace(tokenizer)
+    if of_trace:
+        return partial(shutil.copy, of_trace), None
     from mismatch_cli.models.loading import load_tokenizer
     from mismatch_cli.probe.full_divergence import vocabulary_of
     from mismatch_cli.trace.vocabulary import write_vocabulary
 
     loaded = load_tokenizer(tokenizer)
-    return lambda folder: write_vocabulary(folder, loaded), max(
-        len(loaded), vocabulary_of(tokenizer, loaded)
-    )
+    # A model may have rows for more ids than its tokenizer names, or for fewer.
+    size = max(len(loaded), vocabulary_of(tokenizer, loaded))
+    return lambda folder: write_vocabulary(folder, loaded), size
 
 
 def _of_a_trace(tokenizer: str) -> Path | None:
-    """The vocabulary of the trace that was named instead of a model."""
+    """The vocabulary of the trace, or run, that was named instead of a model."""
     from mismatch_cli.trace.manifest import VOCABULARY
 
-    return next(
-        filter(
-            Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)
-        ),
-        None,
-    )
+    for folder in (Path(tokenizer), Path(tokenizer, "trace")):
+        vocabulary = folder / VOCABULARY
+        if vocabulary.is_file():
+            return vocabulary
+    return None
 
 
-def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
-    """Say what is in the trace, what is not and why, and what to type next."""
+def _show(imported: dict[str, Any], folder: Path, common: Common) -> None:
+    """Print what is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.base.json_form import from_json
     from mismatch_cli.studies.unusable import unusable_columns
     from mismatch_cli.trace.origin import Imported
@@ -259,11 +270,13 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
         print_parts(*_contents(source))
     progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
-    if wrong := unusable_columns(Trace.open(folder)):
-        progress.say(f"! {wrong}")
+    warning = unusable_columns(Trace.open(folder))
+    if warning:
+        progress.say(f"! {warning}")
     if source.rows_with_trainer:
-        lines = (suggest(command, folder) for command in ("diagnose", "report", "clipstats"))
-        progress.say("Next: " + "\n      ".join(lines))
+        progress.say(f"Next: {suggest('diagnose', folder)}")
+        progress.say(f"      {suggest('report', folder)}")
+        progress.say(f"      {suggest('clipstats', folder)}")
     else:
         progress.say("The dump has no trainer log-probabilities: score it with a model.")
         progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
@@ -304,20 +317,21 @@ def _print_schema(as_json: bool) -> None:
     from mismatch_cli.frameworks.importing.padded import kind_of
     from mismatch_cli.frameworks.plain.importer import WRITER, meanings
 
-    words = meanings()
-    kinds = {name: str(kind_of(name)).replace("item: ", "") for name in words}
+    schema = {}
+    for name, meaning in meanings().items():
+        # Arrow names the items of a list, which are always called so.
+        kind = str(kind_of(name)).replace("item: ", "")
+        schema[name] = {"type": kind, "meaning": meaning}
     if as_json:
-        print_json(
-            {name: {"type": kinds[name], "meaning": meaning} for name, meaning in words.items()}
-        )
+        print_json(schema)
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("column", "type", "meaning"):
-        table.add_column(column, overflow="fold")
-    for name, meaning in words.items():
-        table.add_row(name, kinds[name], meaning)
+    for head in ("column", "type", "meaning"):
+        table.add_column(head, overflow="fold")
+    for name, column in schema.items():
+        table.add_row(name, column["type"], column["meaning"])
     print_parts(
         "One response per line (JSONL) or row (Parquet); lists are as long as response_ids.",
         table,

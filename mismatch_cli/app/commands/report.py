@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,39 +88,33 @@ def command(
     """
     from mismatch_cli.library import named_choices
 
-    traces, export, dialect, figure = read.traces, report.export, report.dialect, report.figure
+    traces = read.traces or []
+    figure = report.figure
     claimed = named_choices.two_algorithms(common.meant(rivals.algorithms))
     if figure is not None:
-        _check_alone(figure, export, dialect, common)
-    if dialect is not None:
-        if claimed is not None:
-            raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
-        _check_only_printed(dialect, export, common)
-        _print_as(dialect, traces, common)
+        _check_alone(figure, report.export, report.dialect, common)
+    if report.dialect is not None:
+        _check_only_printed(report.dialect, report.export, claimed, common)
+        _print_as(report.dialect, traces, common)
         return
     from mismatch_cli.trace.training_folder import training_runs
 
-    training = [run for path in traces or [] for run in training_runs(path)]
-    own = traces[0] if traces and len(traces) == 1 else None
-    if training and figure is not None:
-        draw_training(partial(_study_of, training, claimed), figure, _place(own, common), common)
-    elif training:
-        _report_training(training, own, claimed, common)
-    elif claimed is not None:
-        raise _no_training_run(traces or (), claimed)
-    elif figure is not None:
-        _draw_traces(traces or _latest_run(common), figure, common)
+    training = list(chain.from_iterable(map(training_runs, traces)))
+    if training:
+        own = traces[0] if len(traces) == 1 else None
+        _report_training(training, own, claimed, figure, common)
+        return
+    if claimed is not None:
+        line = suggest("clipstats", *traces, "-a", claimed[0], "-a", claimed[1])
+        raise UsageError(
+            "--algorithm compares training runs, and none was named. What both block in a trace: "
+            f"{line}"
+        )
+    traces = traces or _latest_run(common)
+    if figure is not None:
+        _draw_traces(traces, figure, common)
     else:
-        _report_traces(traces or _latest_run(common), export, common)
-
-
-def _no_training_run(traces: Sequence[Path], claimed: tuple[str, str]) -> UsageError:
-    own, rival = claimed
-    line = suggest("clipstats", *traces, "-a", own, "-a", rival)
-    return UsageError(
-        "--algorithm compares training runs, and none was named. What both block in a trace: "
-        f"{line}"
-    )
+        _report_traces(traces, report.export, common)
 
 
 def _check_alone(figure: str, export: str | None, dialect: str | None, common: Common) -> None:
@@ -140,8 +134,14 @@ def _check_alone(figure: str, export: str | None, dialect: str | None, common: C
             raise UsageError(f"--figure only draws one figure: leave out --{flag}.")
 
 
-def _check_only_printed(dialect: str, export: str | None, common: Common) -> None:
-    """A `UsageError` for flags of files and pages, which --as does not write."""
+def _check_only_printed(
+    dialect: str, export: str | None, claimed: tuple[str, str] | None, common: Common
+) -> None:
+    """A `UsageError` for algorithms, and for flags of files and pages, which --as does not
+    write.
+    """
+    if claimed is not None:
+        raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
     for flag, value in {"export": export, "output": common.output, "open": common.open}.items():
         if value:
             raise UsageError(
@@ -152,7 +152,9 @@ def _check_only_printed(dialect: str, export: str | None, common: Common) -> Non
 
 def _place(own: Path | None, common: Common) -> FigurePlace:
     """Where a report or one figure goes: into --output, the run itself, or report/."""
-    return FigurePlace(common.output or own or _REPORT, common.output is None and own is not None)
+    if common.output is not None:
+        return FigurePlace(common.output, own=False)
+    return FigurePlace(own or _REPORT, own=own is not None)
 
 
 def _draw_traces(named: list[Path], figure: str, common: Common) -> None:
@@ -167,12 +169,16 @@ def _own_folder(named: list[Path]) -> Path | None:
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
     from mismatch_cli.trace.stores import is_store
 
-    own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
-    return None if own is None or is_bundled(own) or is_store(own) else own
+    if len(named) != 1:
+        return None
+    run = run_folder_of(trace_folder(named[0]))
+    if is_bundled(run) or is_store(run):
+        return None
+    return run
 
 
 def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> Study:
-    """The training runs; `claimed`: with whether the first algorithm learns faster."""
+    """The study of training runs; `claimed`: and of whether the first algorithm learns faster."""
     from mismatch_cli.studies.programs import training_study
 
     study: Study = training_study(runs).study_of(runs, claimed)
@@ -180,16 +186,27 @@ def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> Study:
 
 
 def _report_training(
-    runs: list[Path], own: Path | None, claimed: tuple[str, str] | None, common: Common
+    runs: list[Path],
+    own: Path | None,
+    claimed: tuple[str, str] | None,
+    figure: str | None,
+    common: Common,
 ) -> None:
-    """Report into the folder of the run or runs, unless --output names another."""
+    """Report into the folder of the run or runs, unless --output names another; with a `figure`,
+    draw only that.
+    """
     from mismatch_cli.trace.run_folder import folder_of_runs, report_folder
 
-    folder, in_own = _place(own, common)
+    place = _place(own, common)
+    if figure is not None:
+        draw_training(partial(_study_of, runs, claimed), figure, place, common)
+        return
+    folder, in_own = place
     study = _study_of(runs, claimed)
     if common.only_numbers:
         common.show(study, None)
         return
+    # The folder that was named may contain runs, instead of being one.
     if in_own and runs != [own]:
         held = folder_of_runs(folder, study.FORMAT)
     else:
@@ -205,12 +222,14 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
     from mismatch_cli.trace.run_folder import report_folder
 
     folder, in_own = _place(_own_folder(named), common)
-    printed = common.only_numbers and export is None
-    common.check(named, None if printed else folder, own=in_own)
+    report_into = None if common.only_numbers else folder
+    # An export needs the folder too, also where the numbers are only printed.
+    needs_folder = report_into is not None or export is not None
+    common.check(named, folder if needs_folder else None, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis
 
     traces = common.opened(named, _NO_RUN)
-    if printed:
+    if not needs_folder:
         common.study_mismatch(traces, None)
         return
     files: tuple[str, ...] = ()
@@ -221,39 +240,36 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
     with report_folder(
         folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files
     ):
-        common.study_mismatch(traces, None if common.only_numbers else folder)
+        common.study_mismatch(traces, report_into)
         if export is not None:
-            wrote = _exported(traces, folder, export)
-            common.progress.say(f"Wrote {wrote}")
+            common.progress.say(f"Wrote {_export(traces, folder, export)}")
 
 
-def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
+def _export(traces: list[Trace], folder: Path, kind: str) -> Path:
     from mismatch_cli.studies.tokens import token_tables
     from mismatch_cli.trace.export import export_responses, export_tokens
 
-    return (
-        export_responses(traces, folder)
-        if kind == "jsonl"
-        else export_tokens(token_tables(traces), folder, kind)
-    )
+    if kind == "jsonl":
+        return export_responses(traces, folder)
+    return export_tokens(token_tables(traces), folder, kind)
 
 
-def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
-    """The metrics that another framework, or each of them, would show for the same tokens."""
-    common.check(traces)
+def _print_as(name: str, named: list[Path], common: Common) -> None:
+    """Print the metrics that a framework, or each of them, would show for the same tokens."""
+    common.check(named)
     from mismatch_cli.studies.translation import Translation
 
-    common.print(
-        Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by)
-    )
+    traces = common.opened(named or _latest_run(common), _NO_RUN)
+    common.print(Translation.of(traces, name, common.read_by))
 
 
 def _latest_run(common: Common) -> list[Path]:
     """The latest run in this folder, if there is one; it says which."""
-    runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
-    latest = sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
-    if latest:
-        common.progress.say(
-            f"No trace named: reporting on {latest[0]}, the latest run in this folder."
-        )
-    return latest
+    manifests = sorted(
+        Path().glob("*/trace/manifest.json"), key=lambda manifest: manifest.stat().st_mtime
+    )
+    if not manifests:
+        return []
+    latest = manifests[-1].parent.parent
+    common.progress.say(f"No trace named: reporting on {latest}, the latest run in this folder.")
+    return [latest]

@@ -8,7 +8,7 @@ import typer
 
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
-from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
+from mismatch_cli.app.rank_flags import CAN_RESUME, RankSettings, shared_with_ranks
 from mismatch_cli.base.options import settings_group
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import RescoreConfig
@@ -38,9 +38,12 @@ def command(
     from mismatch_cli.app.prepared import prepared_run
 
     shared.check_sharded()
-    shared.launch(context, KEPT)
+    shared.launch(context, CAN_RESUME)
     prepared = prepared_run(values, common, RescoreConfig, "rescore", _check)
-    with joined(KEPT) as world, shared_with_ranks(world, prepared) as (config, work, manifest):
+    with (
+        joined(CAN_RESUME) as world,
+        shared_with_ranks(world, prepared) as (config, work, manifest),
+    ):
         from mismatch_cli.models.rank_shares import Ranks
         from mismatch_cli.probe.rescore import rescore
         from mismatch_cli.trace.reader import Trace

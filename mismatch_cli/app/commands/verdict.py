@@ -52,7 +52,8 @@ class TakesNegatives(Command):
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse `k1 -0.001` as `k1=-0.001`: Typer reads what begins with a dash as a flag."""
         words: list[str] = []
-        for word in (_SIGN.sub("-", word) for word in args):
+        for typed in args:
+            word = _SIGN.sub("-", typed)
             if words and _NEGATIVE.match(word) and not words[-1].startswith("-"):
                 words[-1] += f"={word}"
             else:
@@ -124,16 +125,20 @@ def command(
       mismatch-cli verdict k3 0.0015 k1 -0.001 --model Qwen/Qwen3-30B-A3B
       mismatch-cli verdict --list trl
     """
-    words, dtype, cache = named.numbers or [], of_family.dtype, engine.kv_cache_dtype
+    words = named.numbers or []
+    dtype = of_family.dtype
+    cache_dtype = engine.kv_cache_dtype
     if not words and not listing.list:
-        number, bundled_dtype, bundled_cache = _BUNDLED
-        words, dtype, cache = [number], dtype or bundled_dtype, cache or bundled_cache
+        number, bundled_dtype, bundled_cache_dtype = _BUNDLED
+        words = [number]
+        dtype = dtype or bundled_dtype
+        cache_dtype = cache_dtype or bundled_cache_dtype
         common.progress.say(
             "No metric named: judging the mean |Δlog p| of fp8-kv, a bundled trace."
         )
     framework, values = _parsed(words, listing.list)
     sampling = {"temperature": sampler.temperature, "top_p": sampler.top_p}
-    about = _about(of_family.model, dtype, trainer.dtype, cache, sampling)
+    about = _about(of_family.model, dtype, trainer.dtype, cache_dtype, sampling)
     from mismatch_cli.studies.dashboard import DashboardNumbers, QuotedNumber, listed_metrics
 
     if listing.list:
@@ -145,9 +150,10 @@ def command(
 
 def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
     """The framework (empty if none was named), and each metric with its value."""
-    frameworks_known = (_OWN, *frameworks())
-    framework = next((word for word in words[:1] if word in frameworks_known), "")
-    rest = words[bool(framework) :]
+    framework = ""
+    rest = words
+    if words and words[0] in (_OWN, *frameworks()):
+        framework, *rest = words
     if without_numbers:
         _check_without_numbers(framework, rest)
         return framework, []
@@ -169,7 +175,8 @@ def _check_without_numbers(framework: str, rest: Sequence[str]) -> None:
 
 def _pairs(words: Sequence[str], framework: str) -> Iterator[str]:
     """Each metric as NAME=VALUE, whether typed as one word or as two."""
-    rest, owner = iter(words), list(filter(None, [framework]))
+    owner = [framework] if framework else []
+    rest = iter(words)
     for word in rest:
         if _VALUE.fullmatch(word):
             raise UsageError(
@@ -196,7 +203,8 @@ def _number(word: str) -> tuple[str, float]:
         raise UsageError(f"{word}: give a number, not a percentage. Write 2 % as 0.02.")
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
         raise UsageError(f"{word}: '{text}' is not a finite number. Write it as 0.02 or 2e-2.")
-    if not isfinite(value := float(text)):
+    value = float(text)
+    if not isfinite(value):
         raise UsageError(f"{word} is too large. Give a finite number.")
     return name, value
 
@@ -205,7 +213,7 @@ def _about(
     model: str | None,
     dtype: str | None,
     trainer_dtype: str | None,
-    cache: str | None,
+    cache_dtype: str | None,
     sampling: dict[str, Any],
 ) -> dict[str, Any]:
     """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
@@ -217,10 +225,11 @@ def _about(
                 f"--{flag} {value:g} is out of range. Use a number above 0 and at most {most}."
             )
     of_model = _model(model)
-    rollout = {**of_model, **recorded_dtype(dtype), "kv_cache_dtype": cache}
-    # Weights below 16 bits are the engine's alone
-    of_both = recorded_dtype(dtype).get("dtype")
-    trainer = {**of_model, **recorded_dtype(trainer_dtype or of_both)}
+    engine_dtype = recorded_dtype(dtype)
+    rollout = {**of_model, **engine_dtype, "kv_cache_dtype": cache_dtype}
+    # Without a dtype of its own, the trainer has that of the engine: of two, one is usually named.
+    # Weights below 16 bits, such as fp8, are the engine's alone, and not part of this `dtype`.
+    trainer = {**of_model, **recorded_dtype(trainer_dtype or engine_dtype.get("dtype"))}
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
 
 
@@ -254,7 +263,8 @@ def _show_names(metrics: Sequence[ListedMetric], as_json: bool) -> None:
         widest = max(len(metric.name) for metric in of_framework)
         parts.append(Text(framework, style="bold"))
         for metric in of_framework:
-            ours = f"  = {metric.metric}" if metric.metric and framework != _OWN else ""
-            definition = (f"{metric.formula}{ours}", "dim")
-            parts.append(Text.assemble(f"  {metric.name:<{widest}}  ", definition))
+            definition = metric.formula
+            if metric.metric and framework != _OWN:
+                definition += f"  = {metric.metric}"
+            parts.append(Text.assemble(f"  {metric.name:<{widest}}  ", (definition, "dim")))
     print_parts(*parts, Text("Use: mismatch-cli verdict FRAMEWORK NAME=VALUE"))

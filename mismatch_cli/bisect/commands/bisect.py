@@ -6,7 +6,7 @@ import typer
 
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
-from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
+from mismatch_cli.app.rank_flags import CAN_RESUME, RankSettings, shared_with_ranks
 from mismatch_cli.base.options import override, settings_group
 from mismatch_cli.base.values import Values
 from mismatch_cli.bisect.search_config import BisectConfig
@@ -39,9 +39,12 @@ def command(
 
     check = _no_check if common.resume else _check
     shared.check_sharded()
-    shared.launch(context, KEPT)
+    shared.launch(context, CAN_RESUME)
     prepared = prepared_run(values, common, BisectConfig, "bisect", check)
-    with joined(KEPT) as world, shared_with_ranks(world, prepared) as (config, work, manifest):
+    with (
+        joined(CAN_RESUME) as world,
+        shared_with_ranks(world, prepared) as (config, work, manifest),
+    ):
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
         from mismatch_cli.models.rank_shares import Ranks

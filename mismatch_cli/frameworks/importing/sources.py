@@ -125,7 +125,7 @@ def find(paths: Sequence[Path]) -> list[DumpFile]:
         )
     for source in sources:
         if not is_encodable(source.name):
-            raise MismatchError(f"The name of {source.path} is not UTF-8. Rename it.")
+            raise MismatchError(f"The name of {source.path} is not UTF-8. Rename the file.")
     return sources
 
 

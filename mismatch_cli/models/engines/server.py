@@ -64,7 +64,7 @@ def check(settings: EngineSettings) -> None:
         )
     if settings.dtype != "auto":
         raise UsageError(
-            f"--rollout-dtype {settings.dtype} is set when you start the server. Leave it out."
+            f"--rollout-dtype {settings.dtype} is set when you start the server. Leave out the flag."
         )
     if not settings.extra.get("url"):
         raise UsageError(

@@ -59,7 +59,7 @@ class TrainerRouting:
             if routed:
                 raise MismatchError(
                     "The engine's routes are of a mixture of experts, but the trainer has no "
-                    "routers."
+                    "routers. Use a trainer's model with the engine's architecture."
                 )
             return
         if routed:

@@ -81,6 +81,6 @@ def _settle(rule: Rule, rows: dict[int, list[np.ndarray]]) -> BatchValues:
     if len(set(map(len, values))) > 1:
         raise MismatchError(
             f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
-            "Fix it."
+            "Give its list a fixed length."
         )
     return BatchValues(np.array(keys, dtype=np.int64), np.stack(values))

@@ -159,7 +159,7 @@ class Mask(Rule):
         if rows_TM.ndim != 2 or len(rows_TM) != len(advantage_T):
             raise MismatchError(
                 f"{self.region}: collect must return one row per token, [T, M]. It returned the "
-                f"shape {rows_TM.shape} for {len(advantage_T):,} tokens. Fix it."
+                f"shape {rows_TM.shape} for {len(advantage_T):,} tokens. Fix collect."
             )
         return rows_TM
 
@@ -171,7 +171,8 @@ class Mask(Rule):
             values_F = super().settle(rows_UM)
         if values_F.ndim != 1:
             raise MismatchError(
-                f"{self.region}: settle must return a list of numbers, always equally many. Fix it."
+                f"{self.region}: settle must return a list of numbers, always equally many. Flatten "
+                f"what it returns, which has the shape {values_F.shape}."
             )
         return values_F
 
@@ -194,7 +195,7 @@ class Mask(Rule):
         if flaw:
             raise MismatchError(
                 f"{self.region} must return Decision(keep_T, statistic_T): one bool and one "
-                f"number for each token. {flaw} Fix it."
+                f"number for each token. {flaw} Fix what trust_region returns."
             )
         return answer
 

@@ -174,7 +174,7 @@ def report_errors_of(
         if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
         raise error_class(
-            f"{name} {does} ({type(error).__name__}: {first_line(error)}). Fix it."
+            f"{name} {does} ({type(error).__name__}: {first_line(error)}). Fix the mask."
         ) from error
 
 
@@ -243,7 +243,8 @@ def _check_thresholds(path: Path, module: Any, defaults: Mapping[str, Any]) -> N
     for name in sorted(symbols(module)):
         if name not in defaults:
             raise UsageError(
-                f"{path}: SYMBOLS names {name}, which is not a threshold of trust_region. Fix it."
+                f"{path}: SYMBOLS names {name}, which is not a threshold of trust_region. Add that "
+                "threshold, or remove the name."
             )
     for letter in ("r", "p", "q"):
         if letter in defaults:

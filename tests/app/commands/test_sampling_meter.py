@@ -67,14 +67,14 @@ def test_an_engine_that_tells_no_tokens_is_counted_in_responses(
     now = 100.0
     monkeypatch.setattr(_sampling_meter.time, "monotonic", lambda: now)
     meter = SamplingMeter(10, MOST, lambda _: None)
-    assert meter.words() == "no response yet"
+    assert meter.describe() == "no response yet"
     now = 110.0
     meter(2)
-    assert meter.words() == "0.2 responses/s, about 40 s left"
+    assert meter.describe() == "0.2 responses/s, about 40 s left"
     whole = SamplingMeter(4, 50, lambda _: None)
     now = 120.0
     whole.tokens(100)
-    assert whole.words() == "10 tokens/s, at most 10 s left"
+    assert whole.describe() == "10 tokens/s, at most 10 s left"
 
 
 def test_a_slow_rate_is_never_zero() -> None:

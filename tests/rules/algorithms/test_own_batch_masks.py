@@ -152,7 +152,7 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, where: str) -
         lambda: gathered(keyed, algorithm.masks, advantage_T),
     ):
         with pytest.raises(
-            MismatchError, match=r"my_mask\.py fails \(KeyError: 'mean'\)\. Fix it\."
+            MismatchError, match=r"my_mask\.py fails \(KeyError: 'mean'\)\. Fix the mask\."
         ):
             ask()
 

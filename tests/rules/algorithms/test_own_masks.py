@@ -398,7 +398,9 @@ def test_a_mask_that_exits_is_an_error_that_names_it(
         f"{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n",
     )
     drawn = random_policies(0, responses=3)
-    with pytest.raises(MismatchError, match=r"my_mask\.py .*(Remove the call|Fix it)\.$") as caught:
+    with pytest.raises(
+        MismatchError, match=r"my_mask\.py .*(Remove the call|Fix the mask)\.$"
+    ) as caught:
         keep_T(parse_algorithm(path), drawn, signs(len(drawn.trainer)))
     message = str(caught.value)
     usage = where != "at work" and "tries to end the program" not in message
