@@ -225,21 +225,23 @@ def _read_earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
     for kind in ("exp_avg", "exp_avg_sq"):
         saved[kind] = [moment[kind] for moment in moments]
 
-    def load(tensors: Mapping[str, Tensor]) -> None:
-        wanted: dict[str, list[Tensor]] = defaultdict(list)
-        for name, tensor in tensors.items():
-            wanted[name.partition(".")[0]].append(tensor)
-        for kind, of_kind in wanted.items():
-            for tensor, saved_tensor in zip(of_kind, saved[kind], strict=True):
-                fill_weight(tensor, saved_tensor)
-
     facts = {
         "step": int(state["step"]),
         "learner": {"version": learner["version"], "loss_scale": learner["loss_scale"]},
         "sync": {"before": sync["before"] is not None, "gap": sync["gap"]},
         "judge": state["judge"],
     }
-    return Checkpoint(folder, facts, load)
+    return Checkpoint(folder, facts, partial(_fill_by_kind, saved))
+
+
+def _fill_by_kind(saved: Mapping[str, list[Tensor]], tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors named `kind.parameter` in place; saved ones have no name besides their kind."""
+    wanted: dict[str, list[Tensor]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        wanted[name.partition(".")[0]].append(tensor)
+    for kind, of_kind in wanted.items():
+        for tensor, saved_tensor in zip(of_kind, saved[kind], strict=True):
+            fill_weight(tensor, saved_tensor)
 
 
 @contextmanager
@@ -265,7 +267,7 @@ def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _:
     if path.is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
         retained = [line for line in lines if _step_of(line) <= step]
-        write_atomically(path, "".join(f"{line}\n" for line in retained))
+        write_atomically(path, "\n".join([*retained, ""]))
         if retained:
             renew_table(path, say)
     for folder in (run_folder / "traces").glob("step-*"):

@@ -114,9 +114,12 @@ def _sampled(groups: list[PromptGroup]) -> Record:
     """What was sampled for a step: the mean reward of the kept groups alone does not measure the
     policy.
     """
-    graded = [group.reward_S for group in groups if not np.isnan(group.reward_S).all()]
+    means = []
+    for group in groups:
+        if not np.isnan(group.reward_S).all():
+            means.append(mean_reward(group.reward_S))
     return {
         "groups": len(groups),
         "teaching": _teaching(groups),
-        "reward": mean_reward(np.array([mean_reward(reward_S) for reward_S in graded])),
+        "reward": mean_reward(np.array(means)),
     }

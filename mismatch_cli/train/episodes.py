@@ -81,15 +81,15 @@ class Episodes:
         """
         episodes = self._begun(problems, step, samples)
         for turn in range(self._config.turns.max_turns):
-            running = [episode for episode in episodes if not episode.ended]
+            running = _going(episodes)
             # Ranks may share an engine, which samples only once all of them call it.
             # So a rank whose episodes have all ended calls it too, until no rank has one left.
             if not any(self._world.gather(bool(running))):
                 break
             self._speak(running, turn, sampling)
-            self._answer([episode for episode in running if not episode.ended])
+            self._answer(_going(running))
         self._environments.forget()
-        return [_joined(episode) for episode in episodes]
+        return list(map(_joined, episodes))
 
     def _begun(self, problems: Sequence[Problem], step: int, samples: int) -> list[_Running]:
         """The episodes with their prompts: the first observation, which all samples of a problem
@@ -177,7 +177,7 @@ class Episodes:
         """
         actions = [self._action(episode.parts[-1]) for episode in running]
         outcomes = self._environments.step([episode.playing for episode in running], actions)
-        going: list[_Running] = []
+        turns: list[Rollout] = []
         observations: list[Observation] = []
         for episode, outcome in zip(running, outcomes, strict=True):
             if outcome is None:  # the step timed out
@@ -189,10 +189,10 @@ class Episodes:
             elif episode.turns == self._config.turns.max_turns:
                 episode.ended = "length"
             else:
-                going.append(episode)
+                turns.append(episode.parts[-1])
                 observations.append(outcome.observation)
-        replies = self._turns.after([episode.parts[-1] for episode in going], observations)
-        for episode, ids in zip(going, replies, strict=True):
+        replies = self._turns.after(turns, observations)
+        for episode, ids in zip(_going(running), replies, strict=True):
             if len(ids) < self._room(episode):
                 episode.parts.append(_unmeasured(ids, episode.parts[-1]))
             else:
@@ -205,6 +205,11 @@ class Episodes:
             ids = ids[:-1]
         text: str = self._tokenizer.decode(ids)
         return text
+
+
+def _going(episodes: Sequence[_Running]) -> list[_Running]:
+    """The episodes that have not ended."""
+    return [episode for episode in episodes if not episode.ended]
 
 
 _SHOWN = 100  # characters of an observation
@@ -238,15 +243,15 @@ def _concatenated(columns: list[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(measured)
 
 
-def _routes(turns: Iterable[Rollout]) -> np.ndarray | None:
+def _routes(rollouts: Iterable[Rollout]) -> np.ndarray | None:
     """The experts of every token when it was first read: each turn reads the earlier ones again."""
     first = []
     read = 0
-    for turn in turns:
-        if turn.routes_FMK is None:
+    for rollout in rollouts:
+        if rollout.routes_FMK is None:
             return None
-        first.append(turn.routes_FMK[read:])
-        read = len(turn.routes_FMK)
+        first.append(rollout.routes_FMK[read:])
+        read = len(rollout.routes_FMK)
     return np.concatenate(first)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +80,11 @@ class Pace:
         had it.
         """
         recent = self._seconds_of[-_RECENT:]
-        names = dict.fromkeys(chain.from_iterable(recent))
-        means = {name: _mean(step.get(name, 0.0) for step in recent) for name in names}
+        means = {}
+        for name in dict.fromkeys(chain.from_iterable(recent)):
+            means[name] = _mean([step.get(name, 0.0) for step in recent])
         for name in _RARE:
-            mean = _mean(step[name] for step in self._seconds_of if name in step)
+            mean = _mean([step[name] for step in self._seconds_of if name in step])
             if mean:
                 means[name] = mean
         return means
@@ -163,8 +164,7 @@ class TrainingView:
         step, steps = self.records[-1]["step"], self._config.steps
         ending = f"stopped at step {step} of {steps}"
         if step == steps:
-            rewards = [record["reward"] for record in self.records[-LAST:]]
-            ending = f"reward {number(_mean(rewards))}"
+            ending = f"reward {number(_mean(self._series('reward')[-LAST:]))}"
         run = f"{visible(self._config.algorithm)} seed {self._config.sampler.seed}"
         measured = [f"accuracy {number(each['eval_accuracy'])}" for each in self._evaluated()[-1:]]
         measured += [
@@ -178,7 +178,7 @@ class TrainingView:
         """The screen."""
         lines = [ViewLine(0, self._title())]
         if self.records:
-            lines += [ViewLine(0, line) for line in self._bar(width)]
+            lines += map(ViewLine, repeat(0), self._bar(width))
             lines += [blank(), *curves(self._measures(), width), blank(), *self._facts(width)]
         else:
             # Each phase is more important than those before it: where lines are few, the last stay.
@@ -200,11 +200,11 @@ class TrainingView:
 
     def _start_up(self, width: int) -> list[Text]:
         """The phases before the first step is done, each with its time."""
-        names = [self._doing(phase) for phase, _ in self._phases]
-        times = [began for _, began in self._phases] + [time.monotonic()]
+        phases, begins = zip(*self._phases, strict=True)
+        names = list(map(self._doing, phases))
         longest = max(map(len, names))
         lines = []
-        for name, (began, end) in zip(names, pairwise(times), strict=True):
+        for name, (began, end) in zip(names, pairwise((*begins, time.monotonic())), strict=True):
             line = f"{name:<{longest}}  {duration(end - began):>6}"
             lines.append(plain(line[:width], "dim"))
         lines[-1].stylize("not dim")
@@ -253,10 +253,11 @@ class TrainingView:
         drawn = [(1, self._reward_curve())]
         evaluated = self._evaluated()
         if evaluated:
+            last = evaluated[-1]
             values = [record["eval_accuracy"] for record in evaluated]
-            note = f"at step {evaluated[-1]['step']}"
+            note = f"at step {last['step']}"
             drawn.append((4, CurveLine("accuracy", values[-1], values, _LEAST_REWARD, note, 3)))
-        gap = [record["mismatch"].get("abs_dp_mean") for record in self.records]
+        gap = [mismatch.get("abs_dp_mean") for mismatch in self._series("mismatch")]
         drawn += curve(2, "|π − μ|", gap, "equal weights", 2)
         for rank, label, key, unit, digits in (
             (3, "blocked", "blocked", "share of A ≠ 0", 2),
@@ -264,13 +265,17 @@ class TrainingView:
             (6, "length", "length", "tokens", 3),
             (7, "entropy", "entropy", "nats", 3),
         ):
-            drawn += curve(rank, label, [record.get(key) for record in self.records], unit, digits)
+            drawn += curve(rank, label, self._series(key), unit, digits)
         return drawn
+
+    def _series(self, key: str) -> list[Any]:
+        """What each step has under a key; None where it lacks that."""
+        return [record.get(key) for record in self.records]
 
     def _reward_curve(self) -> CurveLine:
         """The reward as the mean of the last steps: as many as have enough responses."""
-        rewards = [record["reward"] for record in self.records]
-        over = -(-_SMOOTHED_OVER // max(1, self._responses))
+        rewards = self._series("reward")
+        over = -(-_SMOOTHED_OVER // max(1, self._responses))  # steps
         smooth = [_mean(rewards[max(0, end - over) : end]) for end in range(1, len(rewards) + 1)]
         over = min(over, len(rewards))
         note = f"mean of {over} steps" if over > 1 else ""
@@ -291,11 +296,12 @@ class TrainingView:
             phase, began = self._phases[-1]
             doing = f"{self._doing(phase)}, {duration(time.monotonic() - began)}"
             facts.append((10, "now", [doing]))
-        return [
-            ViewLine(rank, labelled(label, flow(pieces, width - LABEL)[0]))
-            for rank, label, pieces in facts
-            if pieces
-        ]
+        lines = []
+        for rank, label, pieces in facts:
+            if pieces:
+                fitting = flow(pieces, width - LABEL)[0]
+                lines.append(ViewLine(rank, labelled(label, fitting)))
+        return lines
 
     def _by_set(self) -> list[str]:
         """The last accuracy on each evaluation set, if there are several."""
@@ -316,7 +322,7 @@ class TrainingView:
 
     def _rounding(self) -> list[str]:
         """How far the engine's dtype lags behind, at the last step that measured it."""
-        measured = [record["rounding"] for record in self.records if record.get("rounding")]
+        measured = list(filter(None, self._series("rounding")))
         if not measured:
             return []
         return [f"the engine lags by |π − μ| {number(measured[-1]['abs_dp_mean'], 2)}"]
@@ -371,7 +377,6 @@ def _accuracy_by_set(record: Record) -> list[str]:
     return [f"{visible(name)} {number(accuracy)}" for name, accuracy in sets.items()]
 
 
-def _mean(values: Iterable[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     """The mean; 0 of nothing."""
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else 0.0
+    return sum(values) / len(values) if values else 0.0

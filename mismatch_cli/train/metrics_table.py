@@ -76,7 +76,7 @@ def write_table(metrics: Path) -> Path:
     records, _ = records_from(metrics, 0)
     rows = [{**_texts(record), **flat(record)} for record in records]
     columns: dict[str, list[Any]] = {_STEP: [record[_STEP] for record in records]}
-    for name in sorted(set().union(*rows)):
+    for name in sorted(set[str]().union(*rows)):
         columns[name] = [row.get(name) for row in rows]
     table = pa.table(columns).replace_schema_metadata({"format": "mismatch-cli metrics"})
     path = metrics.with_name(METRICS_TABLE)

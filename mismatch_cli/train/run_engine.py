@@ -22,28 +22,23 @@ def engine_settings(
     world: World,
 ) -> EngineSettings:
     """The settings for this rank's engine; `folder` is that of the run."""
-    engine, seed = config.engine, config.sampler.seed
+    engine = config.engine
+    seed = config.sampler.seed
     module = engine_module(engine.name)
     # A server has its dtypes, its memory and its log since it was started.
     if module.REMOTE:
-        named = {
-            "url": engine.url,
-            "served_model": engine.served_model,
-            "max_model_len": config.max_context_tokens,
-        }
+        named = {"url": engine.url, "served_model": engine.served_model}
         return EngineSettings(
             engine.model,
             sampling,
             top_k,
             seed=seed,
-            extra={key: value for key, value in named.items() if value},
+            extra={key: value for key, value in named.items() if value} | _context_length(config),
             say=say,
             world=world,
             weights_folder=Path(engine.weights_folder or folder / "weights"),
         )
-    extra: dict[str, Any] = {}
-    if config.max_context_tokens:
-        extra["max_model_len"] = config.max_context_tokens
+    extra = _context_length(config)
     if engine.kv_cache_dtype is not None:
         extra["kv_cache_dtype"] = engine.kv_cache_dtype
     # The trainer is on the same device and needs the rest of its memory.
@@ -62,6 +57,13 @@ def engine_settings(
         sleeps=torch.cuda.is_available(),
         routes=config.scorer.replay_routes,
     )
+
+
+def _context_length(config: TrainConfig) -> dict[str, Any]:
+    """The maximum length of prompt plus response, under the name that every engine gives it."""
+    if not config.max_context_tokens:
+        return {}
+    return {"max_model_len": config.max_context_tokens}
 
 
 def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:

@@ -88,7 +88,7 @@ class _Tracked:
         elif message["step"] > self._memory.step:
             self._log(message["step"], message["metrics"])
 
-    def _open(self, config: dict[str, Any], **about: str) -> None:
+    def _open(self, config: dict[str, Any], **about: Any) -> None:
         settings = {key: _plain(value) for key, value in config.items()}
         run = self._memory.continued(TrackedRun(self._folder, config=settings, **about))
         self._tracker = _opened(self._name, run)

@@ -369,7 +369,7 @@ class TrainConfig:
         """The file that is saved with a run, and that `--preset` reads."""
         values = values_by_key(self)
         lines = [toml_line(each, values[each.key]) for each in settings_of(TrainConfig)]
-        return "".join(f"{line}\n" for line in lines)
+        return "\n".join([*lines, ""])
 
 
 def presets() -> list[str]:

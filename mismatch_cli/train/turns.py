@@ -32,7 +32,7 @@ class Turns:
         self, turns: Sequence[Rollout], observations: Sequence[Observation]
     ) -> list[list[int]]:
         """The token ids that follow each turn."""
-        keys = [json.dumps(observation) for observation in observations]
+        keys = list(map(json.dumps, observations))
         # Observations often repeat: each is tokenised once, and remembered for the next turn.
         ids_of: dict[str, list[int]] = {}
         new: dict[str, Observation] = {}
@@ -58,8 +58,9 @@ class Turns:
     def _texts(self, observations: Sequence[Observation]) -> list[str]:
         """Each observation as the template renders it after a turn of the model."""
         if not observations or not self._chat:
-            problems = [Problem(i, text, None) for i, text in enumerate(observations)]
-            return [plain_text(problem, "raw") for problem in problems]
+            return [
+                plain_text(Problem(i, text, None), "raw") for i, text in enumerate(observations)
+            ]
         chats = {i: [*_BEFORE, *_as_messages(text)] for i, text in enumerate(observations)}
         return list(map(_after_the_turn, rendered(self._tokenizer, chats)))
 

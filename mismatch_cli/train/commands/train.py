@@ -34,7 +34,7 @@ from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.trace.training_folder import METRICS
-from mismatch_cli.train.tracking import Tracking, TrackSettings
+from mismatch_cli.train.tracking import Trackers, Tracking, TrackSettings
 from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,
@@ -414,65 +414,90 @@ def _run(
     from mismatch_cli.train.loop import train
 
     progress = session.progress
-    say = progress.say
-
-    def on_step(record: dict[str, Any]) -> None:
-        if session.resume and not view.records:
-            for earlier in steps_before(folder, record["step"]):
-                view.add(earlier, earlier=True)
-        view.add(record)
-        trackers.follow(folder / METRICS)
-        if not progress.on_terminal:
-            say(view.line())
-        if record["step"] == 1:
-            session.say_start(config, folder)
-        refresher.step_done()
-
-    def on_phase(phase: str) -> None:
-        view.enter(phase)
-        beginning = view.starting()
-        if beginning and not progress.on_terminal:
-            say(beginning)
-
-    if not progress.on_terminal:
-        say(_announcement(config, folder))
+    display = _Display(config, folder, session, view, refresher)
+    display.begin()
     try:
         with (
             _interruptible(progress, view),
             progress.view(view.lines),
-            session.tracking.of(folder, values_by_key(config), say) as trackers,
+            session.tracking.of(folder, values_by_key(config), progress.say) as trackers,
         ):
             done = train(
                 config,
                 folder,
-                on_step,
+                partial(display.add_step, trackers),
                 resume=session.resume,
                 stop=lambda: view.stopping,
-                say=say,
-                on_phase=on_phase,
+                say=progress.say,
+                on_phase=display.enter_phase,
                 world=world,
                 framework=session.tracking.framework,
             )
     except KeyboardInterrupt:
-        say(
+        progress.say(
             "Stopped at once. The same command with --resume continues from the last checkpoint, "
             "if there is one."
         )
         raise
-    # The view has gone from the terminal, so its result is printed in one line.
-    if progress.on_terminal and view.records:
-        say(view.result(progress.width))
-    elif done:
-        traces = " and traces/" if config.trace_every else ""
-        say(f"Wrote {folder}/metrics.jsonl, checkpoints/, model/{traces}")
+    display.end(done)
     return done
 
 
-def _announcement(config: TrainConfig, folder: Path) -> str:
-    """Which run begins, for a log; on a terminal the view says so."""
-    model = shorten_paths(config.engine.model)
-    place = shorten_paths(str(folder))
-    return f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {place}"
+class _Display:
+    """What a user sees of one run: the view on a terminal; elsewhere a log, a line per step."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        session: _Session,
+        view: TrainingView,
+        refresher: Refresher,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._session = session
+        self._view = view
+        self._refresher = refresher
+        self._progress = session.progress
+
+    def _log(self, line: str) -> None:
+        if line and not self._progress.on_terminal:
+            self._progress.say(line)
+
+    def begin(self) -> None:
+        config = self._config
+        model = shorten_paths(config.engine.model)
+        place = shorten_paths(str(self._folder))
+        self._log(
+            f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {place}"
+        )
+
+    def enter_phase(self, phase: str) -> None:
+        self._view.enter(phase)
+        self._log(self._view.starting())
+
+    def add_step(self, trackers: Trackers, record: dict[str, Any]) -> None:
+        """Show a step, and hand it on to the trackers and the report."""
+        # The curves of a resumed run begin with its first step, not with the first one now.
+        if self._session.resume and not self._view.records:
+            for earlier in steps_before(self._folder, record["step"]):
+                self._view.add(earlier, earlier=True)
+        self._view.add(record)
+        trackers.follow(self._folder / METRICS)
+        self._log(self._view.line())
+        if record["step"] == 1:
+            self._session.say_start(self._config, self._folder)
+        self._refresher.step_done()
+
+    def end(self, done: bool) -> None:
+        """Say in one line how it ended: the view has gone from the terminal."""
+        progress = self._progress
+        if progress.on_terminal and self._view.records:
+            progress.say(self._view.result(progress.width))
+        elif done:
+            traces = " and traces/" if self._config.trace_every else ""
+            progress.say(f"Wrote {self._folder}/metrics.jsonl, checkpoints/, model/{traces}")
 
 
 def _say_start(

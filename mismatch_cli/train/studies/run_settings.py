@@ -112,14 +112,17 @@ def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
 
 def _rows(values_of: Mapping[str, Sequence[Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
     """Each run's values for these keys."""
-    columns = [list(map(repr, values_of[key])) for key in keys]
-    return list(zip(*columns, strict=True)) if columns else []
+    if not keys:
+        return []
+    columns = [map(repr, values_of[key]) for key in keys]
+    return list(zip(*columns, strict=True))
 
 
 def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
     """The keys needed to distinguish all settings, in their order."""
 
     def settings(keys: Sequence[str]) -> int:
+        """How many settings these keys tell apart."""
         return len(set(_rows(values_of, keys))) or 1
 
     chosen: list[str] = []
@@ -128,7 +131,8 @@ def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
             chosen.append(key)
     for key in reversed(chosen):  # an early key may follow from later ones
         others = [other for other in chosen if other != key]
-        chosen = others if settings(others) == settings(chosen) else chosen
+        if settings(others) == settings(chosen):
+            chosen = others
     return chosen
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, filterfalse, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,11 +214,16 @@ class TrainingRun:
             first = int(self.step_N.min())
         recorded = set(self.step_N.tolist())
         # A damaged record may have a huge number: the steps before it are not listed without end.
-        absent = filterfalse(recorded.__contains__, range(first, self.last_step + 1))
+        absent = (step for step in range(first, self.last_step + 1) if step not in recorded)
         missing = list(islice(absent, MOST_MISSING))
         if self.is_done and not missing:
             return None
         return PartialRun(self.last_step, self.planned_steps, missing)
+
+
+def algorithms_of(runs: Iterable[TrainingRun]) -> list[str]:
+    """The algorithms of runs in their order, each once."""
+    return list(dict.fromkeys(run.algorithm for run in runs))
 
 
 def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,11 +281,14 @@ def sync_checks(records: Sequence[Mapping[str, Any]]) -> SyncChecks:
 
     The first step has no older weights to compare with, unless the engine's tensors can be read.
     """
-    answers = [record.get("sync") for record in records]
-    checked = [answer for answer in answers if isinstance(answer, str) and answer != "unchecked"]
-    if checked[:1] == ["undecidable"]:
-        checked = checked[1:]
-    return SyncChecks(Counter(checked), len(checked))
+    answers = []
+    for record in records:
+        answer = record.get("sync")
+        if isinstance(answer, str) and answer != "unchecked":
+            answers.append(answer)
+    if answers[:1] == ["undecidable"]:
+        del answers[0]
+    return SyncChecks(Counter(answers), len(answers))
 
 
 def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:

@@ -204,16 +204,19 @@ class TrainingAnalysis(Study):
 
     def rivals(self, name: str) -> list[str]:
         """The other algorithms with a final reward on the same problems, with the same model."""
-        task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}
-        task = task_by_name.pop(name)
-        return [other for other, its_task in task_by_name.items() if its_task == task]
+        task = task_of(self.algorithms[name][0])
+        rivals = []
+        for other in self.final_rewards:
+            if other != name and task_of(self.algorithms[other][0]) == task:
+                rivals.append(other)
+        return rivals
 
     @property
     def indistinguishable(self) -> list[list[str]]:
         """Algorithms whose runs are bit-identical: they block the same tokens, or none."""
         alike: dict[object, list[str]] = {}
         for name, runs in self.algorithms.items():
-            # Runs that recorded no norm of a gradient would all seem equal.
+            # Without a gradient above 0 nothing was learned: such runs are equal for any algorithm.
             if any(run.series(_GRAD_NORM).any() for run in runs):
                 updates = frozenset(map(_updates_of, runs))
                 alike.setdefault(updates, []).append(name)
@@ -223,19 +226,20 @@ class TrainingAnalysis(Study):
     def by_algorithm(self) -> list[RunGroup]:
         """The runs of each algorithm in its setting, whose numbers are means over seeds."""
         settings = dict(zip(map(id, self.runs), self._setting_of, strict=True))
-        return [
-            RunGroup(name, settings[id(runs[0])], runs, self.compared[name], self.reward_to_reach)
-            for name, runs in self.algorithms.items()
-        ]
+        groups = []
+        for name, runs in self.algorithms.items():
+            setting = settings[id(runs[0])]
+            group = RunGroup(name, setting, runs, self.compared[name], self.reward_to_reach)
+            groups.append(group)
+        return groups
 
     @cached_property
     def by_run(self) -> list[RunGroup]:
         """Each run by itself."""
-        runs = zip(self.runs, self.restricted, self._setting_of, strict=True)
-        return [
-            RunGroup(whole.name, setting, [whole], [run], self.reward_to_reach)
-            for whole, run, setting in runs
-        ]
+        groups = []
+        for whole, run, setting in zip(self.runs, self.restricted, self._setting_of, strict=True):
+            groups.append(RunGroup(whole.name, setting, [whole], [run], self.reward_to_reach))
+        return groups
 
     @property
     def together(self) -> RunGroup:
@@ -280,8 +284,12 @@ class TrainingAnalysis(Study):
         """Each algorithm's reward over the last common steps with its interval over seeds, if
         recorded.
         """
-        rewards = {group.name: group.number("reward") for group in self.by_algorithm}
-        return {name: reward for name, reward in rewards.items() if reward.value is not None}
+        rewards = {}
+        for group in self.by_algorithm:
+            reward = group.number("reward")
+            if reward.value is not None:
+                rewards[group.name] = reward
+        return rewards
 
     def difference(self, name: str, rival: str) -> SeedDifference:
         """How much higher the final reward of an algorithm is than that of its rival."""
@@ -289,8 +297,7 @@ class TrainingAnalysis(Study):
 
     def above(self, name: str) -> list[str]:
         """The rivals than which its final reward is higher with 95 % confidence, best first."""
-        rivals = self.rivals(name)
-        below = (rival for rival in rivals if self.difference(name, rival).is_above)
+        below = [rival for rival in self.rivals(name) if self.difference(name, rival).is_above]
         return sorted(below, key=self._below)
 
     @cached_property
@@ -317,8 +324,12 @@ class TrainingAnalysis(Study):
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
         """The curve of each algorithm that recorded the number."""
-        curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
-        return {name: curve for name, curve in curves.items() if curve.has_values}
+        curves = {}
+        for name, runs in self.algorithms.items():
+            curve = curve_of(runs, *keys, gaps=gaps)
+            if curve.has_values:
+                curves[name] = curve
+        return curves
 
     def curves_of_steps(self, *keys: str) -> dict[str, Curve]:
         """The curves that are ever above 0, without the evaluation before training: step 0 of
@@ -357,18 +368,24 @@ def _updates_of(run: TrainingRun) -> tuple[object, ...]:
 
 def settings_of(runs: Sequence[TrainingRun], key: str) -> str:
     """A setting of the runs, or its different values."""
-    values = [run.config.get(key) for run in runs]
-    shown = dict.fromkeys(str(value) for value in values if value not in (None, ""))
-    return ", ".join(shown)
+    different: dict[str, None] = {}
+    for run in runs:
+        value = run.config.get(key)
+        if value not in (None, ""):
+            different[str(value)] = None
+    return ", ".join(different)
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Models and problems without their folders; if there are many, their number."""
-    models = [str(run.config.get("model") or "") for run in runs]
     return [
-        _named_or_counted(map(short_name, models), "models"),
+        _named_or_counted(map(_model_of, runs), "models"),
         _named_or_counted(map(problems_of, runs), "sets of problems"),
     ]
+
+
+def _model_of(run: TrainingRun) -> str:
+    return short_name(str(run.config.get("model") or ""))
 
 
 def _named_or_counted(names: Iterable[str], kind: str) -> str:
