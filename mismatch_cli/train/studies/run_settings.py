@@ -53,7 +53,8 @@ def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
 def shared_and_different(runs: Sequence[TrainingRun]) -> tuple[list[str], list[str]]:
     """The keys of settings that all runs share, and of those in which they differ."""
     configs = [run.config for run in runs]
-    shared, different = [], []
+    shared: list[str] = []
+    different: list[str] = []
     for key in dict.fromkeys(chain.from_iterable(configs)):
         values = {repr(config.get(key)) for config in configs}
         (different if len(values) > 1 else shared).append(key)

@@ -78,8 +78,9 @@ def _doses(by_age: dict[int, list[TrainingRun]]) -> tuple[Dose, ...]:
     return tuple(doses)
 
 
-def _shares(runs: Sequence[TrainingRun]) -> list[Estimate]:
-    return [_share(runs, key) for key in SHARES]
+def _shares(runs: Sequence[TrainingRun]) -> tuple[Estimate, Estimate, Estimate]:
+    blocked, positive, negative = SHARES
+    return _share(runs, blocked), _share(runs, positive), _share(runs, negative)
 
 
 def _share(runs: Sequence[TrainingRun], key: str) -> Estimate:
