@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,17 @@ from mismatch_cli.trace.ownership import remove_results, remove_trace
 from mismatch_cli.train.metrics_table import METRICS_TABLE, renew_table
 
 METRICS_FILE = "metrics.jsonl"
-_KEPT = 2
-_STATE, _TENSORS, _NAMES = "state.json", "state", "step-" + 6 * "[0-9]"
+_RETAINED = 2  # checkpoints: a damaged newest one has another before it
+_STATE, _TENSORS = "state.json", "state"
+_NAMES = "step-" + 6 * "[0-9]"  # a pattern: a copy that the user has renamed does not match
 _EARLIER = "state.pt"
 _ALONE = "shard-00001-model-00001-of-00001.safetensors"  # as torch's writer names it
 
 
 def trained_weights(model: Any) -> dict[str, Tensor]:
     """The weights that training changes, by name."""
-    named = model.named_parameters()
-    return {name: weight for name, weight in named if weight.requires_grad}
+    weights = model.named_parameters()
+    return {name: weight for name, weight in weights if weight.requires_grad}
 
 
 def by_name(
@@ -62,7 +65,7 @@ def loaded(
     room: Iterable[Tensor],
     load: Callable[[dict[str, Tensor]], None],
 ) -> list[Tensor]:
-    """This rank's parts of such copies, in CPU memory, once `load` has filled `room`."""
+    """This rank's parts of copies that `by_name` named, in CPU memory; `load` fills `room`."""
     named = by_name(prefix, weights, room)
     load(named)
     return [local_shard(tensor).to("cpu") for tensor in named.values()]
@@ -86,13 +89,12 @@ def save_checkpoint(
         _write_tensors(tensors, temporary / _TENSORS, folder, world)
         if world.first:
             beside(temporary)
-            files = {
-                path.name: path.stat().st_size for path in sorted((temporary / _TENSORS).iterdir())
-            }
+            paths = sorted((temporary / _TENSORS).iterdir())
+            files = {path.name: path.stat().st_size for path in paths}
             state = {"step": step, "ranks": world.size, "files": files, **facts}
             (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
     if world.first:
-        for old in _checkpoints(run_folder)[:-_KEPT]:
+        for old in _checkpoints(run_folder)[:-_RETAINED]:
             shutil.rmtree(old)
 
 
@@ -111,12 +113,13 @@ def _shared(folder: Path, world: World) -> Iterator[Path]:
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, world: World) -> None:
-    if world.size == 1:  # torch's writer makes a copy of everything in memory first
+    """Write this rank's parts into files in `target`; an error names `folder`, the checkpoint."""
+    # torch's writer copies everything in memory first, which a single rank need not.
+    if world.size == 1:
         target.mkdir()
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in tensors.items()}, target / _ALONE
-            )
+            save_file(contiguous, target / _ALONE)
             with open(target / _ALONE, "rb") as written:
                 os.fsync(written.fileno())
         except (OSError, SafetensorError) as error:
@@ -129,7 +132,8 @@ def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, wo
         with _quiet():
             dcp.save(dict(tensors), storage_writer=writer)
     except dcp.CheckpointException as error:  # not an `Exception`; has those of the failed ranks
-        raise could_not_write(folder, next(iter(error.failures.values()))[0]) from error  # type: ignore[arg-type]
+        first, _ = next(iter(error.failures.values()))
+        raise could_not_write(folder, first) from error  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -149,50 +153,64 @@ class Checkpoint:
 
 def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | None:
     """The newest checkpoint; None without one, a `MismatchError` if it is damaged."""
-    found = _checkpoints(run_folder)
-    if not found:
+    folders = _checkpoints(run_folder)
+    if not folders:
         return None
+    newest = folders[-1]
     how = "Delete it, then --resume continues from the one before."
-    if len(found) < 2:
+    if len(folders) < 2:
         how = "Start again in another --output."
-    damaged = MismatchError(f"{found[-1]} is damaged. {how}")
-    if (found[-1] / _EARLIER).is_file():
-        return _earlier(found[-1], damaged)
-    folder = found[-1] / _TENSORS
+    damaged = MismatchError(f"{newest} is damaged. {how}")
+    if (newest / _EARLIER).is_file():
+        return _read_earlier(newest, damaged)
+    facts = _read_facts(newest, damaged)
+    load = partial(_load_tensors, newest / _TENSORS, facts["files"], damaged, world)
+    return Checkpoint(newest, facts, load)
+
+
+def _read_facts(checkpoint: Path, damaged: MismatchError) -> dict[str, Any]:
+    """What `state.json` says; an error unless every file that it lists has its size."""
+    folder = checkpoint / _TENSORS
     try:
-        facts = parse_json((found[-1] / _STATE).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = parse_json((checkpoint / _STATE).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
     except PermissionError as error:
         raise denied(error.filename) from error
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
+    # A network file system that is away for a moment damages nothing.
     except OSError as error:
         raise MismatchError(
             f"{error.filename} cannot be read now ({error.strerror}). Check its file system."
         ) from error
     if sizes != facts["files"]:
         raise damaged
-
-    def load(tensors: Mapping[str, Tensor]) -> None:
-        from torch.distributed import checkpoint as dcp
-
-        reader = dcp.HuggingFaceStorageReader(str(folder))
-        try:
-            with _quiet():
-                dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
-        except (
-            Exception,
-            dcp.CheckpointException,
-        ) as error:  # safetensors' and torch's share no base class
-            for name in facts["files"]:
-                if not os.access(folder / name, os.R_OK):
-                    raise denied(folder / name) from error
-            raise damaged from error
-
-    return Checkpoint(found[-1], facts, load)
+    return facts
 
 
-def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
+def _load_tensors(
+    folder: Path,
+    files: Iterable[str],
+    damaged: MismatchError,
+    world: World,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Fill tensors in place with those of the same names in a checkpoint's files."""
+    from torch.distributed import checkpoint as dcp
+
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    try:
+        with _quiet():
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+    # safetensors' and torch's errors share no base class.
+    except (Exception, dcp.CheckpointException) as error:
+        for name in files:
+            if not os.access(folder / name, os.R_OK):
+                raise denied(folder / name) from error
+        raise damaged from error
+
+
+def _read_earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
     """A checkpoint of an earlier version: lists of tensors, in the order of the model's
     parameters.
     """
@@ -201,19 +219,11 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
     except Exception as error:  # torch's own errors share no base class
         raise damaged from error
     learner, sync = state["learner"], state["sync"]
-    moments = learner["optimizer"]["state"]
-    kept: dict[str, list[Tensor]] = {"weight": learner["masters"], "before": sync["before"] or []}
-    kept |= {
-        kind: [moments[i][kind] for i in sorted(moments)] for kind in ("exp_avg", "exp_avg_sq")
-    }
-
-    def load(tensors: Mapping[str, Tensor]) -> None:
-        wanted: dict[str, list[Tensor]] = defaultdict(list)
-        for name, tensor in tensors.items():
-            wanted[name.partition(".")[0]].append(tensor)
-        for kind, found in wanted.items():
-            for tensor, saved in zip(found, kept[kind], strict=True):
-                fill_weight(tensor, saved)
+    saved: dict[str, list[Tensor]] = {"weight": learner["masters"], "before": sync["before"] or []}
+    # AdamW's state is by the number of the parameter, and its order in the file is not promised.
+    moments = [moment for _, moment in sorted(learner["optimizer"]["state"].items())]
+    for kind in ("exp_avg", "exp_avg_sq"):
+        saved[kind] = [moment[kind] for moment in moments]
 
     facts = {
         "step": int(state["step"]),
@@ -221,7 +231,17 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
         "sync": {"before": sync["before"] is not None, "gap": sync["gap"]},
         "judge": state["judge"],
     }
-    return Checkpoint(folder, facts, load)
+    return Checkpoint(folder, facts, partial(_fill_by_kind, saved))
+
+
+def _fill_by_kind(saved: Mapping[str, list[Tensor]], tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors named `kind.parameter` in place; saved ones have no name besides their kind."""
+    wanted: dict[str, list[Tensor]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        wanted[name.partition(".")[0]].append(tensor)
+    for kind, of_kind in wanted.items():
+        for tensor, saved_tensor in zip(of_kind, saved[kind], strict=True):
+            fill_weight(tensor, saved_tensor)
 
 
 @contextmanager
@@ -245,11 +265,10 @@ def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _:
     (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
-        lines = [
-            line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step
-        ]
-        write_atomically(path, "".join(f"{line}\n" for line in lines))
-        if lines:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        retained = [line for line in lines if _step_of(line) <= step]
+        write_atomically(path, "\n".join([*retained, ""]))
+        if retained:
             renew_table(path, say)
     for folder in (run_folder / "traces").glob("step-*"):
         number = folder.name.removeprefix("step-")
@@ -263,22 +282,23 @@ def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _:
 def last_step(run_folder: Path) -> int:
     """The newest step on record; 0 if there is none."""
     path = run_folder / METRICS_FILE
-    steps = (
-        [_step_of(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if path.is_file()
-        else []
-    )
-    return int(max((step for step in steps if step < float("inf")), default=0))
+    if not path.is_file():
+        return 0
+    steps = map(_step_of, path.read_text(encoding="utf-8").splitlines())
+    return int(max((step for step in steps if step < inf), default=0))
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
     """The complete checkpoints, in order; a copy that the user has renamed is not among them,
     and stays.
     """
-    found = (run_folder / "checkpoints").glob(_NAMES)
-    return sorted(
-        path for path in found if (path / _STATE).is_file() or (path / _EARLIER).is_file()
-    )
+    folders = (run_folder / "checkpoints").glob(_NAMES)
+    return sorted(filter(_is_complete, folders))
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether it has the file that is written last, of this version or an earlier one."""
+    return (checkpoint / _STATE).is_file() or (checkpoint / _EARLIER).is_file()
 
 
 def _step_of(line: str) -> float:
@@ -286,4 +306,4 @@ def _step_of(line: str) -> float:
     try:
         return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return inf

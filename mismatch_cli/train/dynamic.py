@@ -8,8 +8,9 @@ choose the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,19 +47,26 @@ def with_other_problems(run: RunInProgress, step: Step) -> Step:
     step has the same size.
     """
     wanted = run.config.prompts_per_step
-    found = _of_all_ranks(run, step)
+    groups = _of_all_ranks(run, step)
     others = run.task.others_of_step(step.number)
-    while (
-        sum(group.teaches for group in found) < wanted
-        and (problems := next(others, None)) is not None
-    ):
-        found += _of_all_ranks(run, _sampled_step(run, problems, step.number))
-    ordered = [g for g in found if g.teaches] + [g for g in found if not g.teaches]
+    while _teaching(groups) < wanted:
+        problems = next(others, None)
+        if problems is None:
+            break
+        groups += _of_all_ranks(run, _sampled_step(run, problems, step.number))
+    # Sorting is stable: among those that teach, the order of the problems decides.
+    ordered = sorted(groups, key=lambda group: not group.teaches)
     share = run.world.share(wanted)
-    return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(found))
+    return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(groups))
+
+
+def _teaching(groups: Sequence[PromptGroup]) -> int:
+    """How many groups teach something."""
+    return sum(group.teaches for group in groups)
 
 
 def _sampled_step(run: RunInProgress, problems: list[EncodedProblem], step: int) -> Step:
+    """The step with other problems: this rank's share of them, sampled and graded."""
     samples = run.config.sampler.samples_per_prompt
     posed = [p for p in run.share(problems) for _ in range(samples)]
     return run.graded(step, posed, run.sample(posed, step, samples))
@@ -68,14 +76,12 @@ def _of_all_ranks(run: RunInProgress, step: Step) -> list[PromptGroup]:
     """The groups of all ranks, in the order of the problems: any rank may have to train on any
     group.
     """
-    return [
-        group
-        for part in run.world.gather(list(_groups(step, run.config.sampler.samples_per_prompt)))
-        for group in part
-    ]
+    own = list(_groups(step, run.config.sampler.samples_per_prompt))
+    return list(chain.from_iterable(run.world.gather(own)))
 
 
 def _groups(step: Step, size: int) -> Iterator[PromptGroup]:
+    """The step's responses by problem, of which each has `size` in a row."""
     for start in range(0, len(step.posed), size):
         rows = slice(start, start + size)
         yield PromptGroup(
@@ -84,11 +90,20 @@ def _groups(step: Step, size: int) -> Iterator[PromptGroup]:
 
 
 def _step_of(step: Step, groups: list[PromptGroup], sampled: Record) -> Step:
+    """The step with the responses of these groups instead of its own."""
+    posed: list[EncodedProblem] = []
+    sample_index: list[int] = []
+    rollouts: list[Rollout] = []
+    for group in groups:
+        size = len(group.rollouts)
+        posed += [group.posed] * size
+        sample_index += range(size)
+        rollouts += group.rollouts
     return replace(
         step,
-        posed=[group.posed for group in groups for _ in group.rollouts],
-        sample_index=[number for group in groups for number in range(len(group.rollouts))],
-        rollouts=[rollout for group in groups for rollout in group.rollouts],
+        posed=posed,
+        sample_index=sample_index,
+        rollouts=rollouts,
         reward_S=np.concatenate([group.reward_S for group in groups]),
         advantage_S=np.concatenate([group.advantage_S for group in groups]),
         sampled=sampled,
@@ -99,11 +114,12 @@ def _sampled(groups: list[PromptGroup]) -> Record:
     """What was sampled for a step: the mean reward of the kept groups alone does not measure the
     policy.
     """
-    means = np.array(
-        [mean_reward(group.reward_S) for group in groups if not np.isnan(group.reward_S).all()]
-    )
+    means = []
+    for group in groups:
+        if not np.isnan(group.reward_S).all():
+            means.append(mean_reward(group.reward_S))
     return {
         "groups": len(groups),
-        "teaching": sum(group.teaches for group in groups),
-        "reward": mean_reward(means),
+        "teaching": _teaching(groups),
+        "reward": mean_reward(np.array(means)),
     }

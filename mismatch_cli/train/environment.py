@@ -50,24 +50,23 @@ class OngoingEpisode:
         return {"episode": self.name, "turn": turn, "action": action}
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        """All questions about this episode so far."""
-        return [
-            self.start,
-            *(self.question(action, turn) for turn, action in enumerate(self.actions)),
-        ]
+    def questions(self) -> list[dict[str, Any]]:
+        """All questions about this episode so far, with which another process replays it."""
+        steps = [self.question(action, turn) for turn, action in enumerate(self.actions)]
+        return [self.start, *steps]
 
 
 def check_environment(where: str | None) -> None:
     """Load an environment once, so that its errors show before the run starts; does nothing
     without one.
     """
-    if where:
-        environment = Environments(where)
-        try:
-            environment.start()
-        finally:
-            environment.stop()
+    if not where:
+        return
+    environment = Environments(where)
+    try:
+        environment.start()
+    finally:
+        environment.stop()
 
 
 class Environments:
@@ -81,16 +80,12 @@ class Environments:
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
         file, code = users_code.check(where, "--environment", "class", "name")
-        self._where, self._seconds = where, seconds
-        self.timeouts = self.stated = self.unstated = self._forgotten = 0
-        self.children = [
-            Child(
-                play,
-                code,
-                cannot_start=f"{file} did not load within a minute.",
-            )
-            for _ in range(processes)
-        ]
+        self._where = where
+        self._seconds = seconds
+        self.timeouts = self.stated = self.unstated = 0
+        self._forgotten = 0  # times; it makes each such question differ from one that was given up
+        late = f"{file} did not load within a minute."
+        self.children = [Child(play, code, cannot_start=late) for _ in range(processes)]
 
     def start(self) -> None:
         """Start a process now, which shows whether the user's code loads."""
@@ -112,9 +107,14 @@ class Environments:
         self, playing: Sequence[OngoingEpisode], actions: Sequence[str]
     ) -> list[Outcome | None]:
         """The result of an action in each episode; None where that takes too long."""
-        wanted = dict(zip((p.name for p in playing), actions, strict=True))
-        outcomes = self._of_all(playing, lambda child, p: self._step(child, p, wanted[p.name]))
-        self.timeouts += sum(outcome is None for outcome in outcomes)
+        names = [episode.name for episode in playing]
+        action_of = dict(zip(names, actions, strict=True))
+
+        def step(child: Child, episode: OngoingEpisode) -> Outcome | None:
+            return self._step(child, episode, action_of[episode.name])
+
+        outcomes = self._of_all(playing, step)
+        self.timeouts += outcomes.count(None)
         return outcomes
 
     def forget(self) -> None:
@@ -137,16 +137,20 @@ class Environments:
         another.
         """
         count = len(self.children)
+        answers: dict[int, _Answer] = {}
 
-        def share(number: int) -> list[tuple[int, _Answer]]:
-            episodes = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
-            return [(i, ask(self.children[number], p)) for i, p in episodes]
+        def ask_share(number: int) -> None:
+            child = self.children[number]
+            for place, episode in enumerate(playing):
+                if episode.name[-1] % count == number:
+                    answers[place] = ask(child, episode)
 
         if count == 1:
-            return [answer for _, answer in share(0)]
-        with ThreadPoolExecutor(count) as threads:
-            found = dict(pair for part in threads.map(share, range(count)) for pair in part)
-        return [found[i] for i in range(len(playing))]
+            ask_share(0)
+        else:
+            with ThreadPoolExecutor(count) as threads:
+                list(threads.map(ask_share, range(count)))  # raises what a share has raised
+        return [answers[place] for place in range(len(playing))]
 
     def _begin(self, child: Child, playing: OngoingEpisode) -> Observation:
         reply = self._ask(child, playing, playing.start, _ON_SEED)
@@ -166,9 +170,9 @@ class Environments:
         reward = reply["reward"]
         if not isfinite(reward):
             raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
-        return Outcome(
-            "" if reply["done"] else self._observation(reply, where), reward, reply["done"]
-        )
+        if reply["done"]:
+            return Outcome("", reward, done=True)
+        return Outcome(self._observation(reply, where), reward, done=False)
 
     def _ask(
         self, child: Child, playing: OngoingEpisode, question: dict[str, Any], where: str
@@ -178,8 +182,9 @@ class Environments:
         """
         reply = child.ask(question, self._seconds)
         if reply in _LOST:
-            for earlier in playing.said if question != playing.start else ():
-                child.ask(earlier, self._seconds)
+            if question != playing.start:
+                for earlier in playing.questions:
+                    child.ask(earlier, self._seconds)
             reply = child.ask(question, self._seconds)
         if reply is LATE:
             return None
@@ -204,5 +209,5 @@ class Environments:
 
 def starting(name: tuple[int, ...], seed: int, problem: Problem) -> OngoingEpisode:
     """An episode to begin; `name` must be unique."""
-    asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
-    return OngoingEpisode(name, asked)
+    start = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
+    return OngoingEpisode(name, start)

@@ -29,10 +29,11 @@ def play(code: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     make, named, needed = load(
         code, "the environment as FILE.py:NAME, a class or a function that makes one"
     )
-    if unknown := [name for name in needed if name not in ARGUMENTS]:
-        raise MismatchError(
-            f"{code} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}."
-        )
+    for name in needed:
+        if name not in ARGUMENTS:
+            raise MismatchError(
+                f"{code} has the parameter '{name}'. It can have: {', '.join(ARGUMENTS)}."
+            )
     wanted = [name for name in ARGUMENTS if name in named]
     episodes: dict[str, Any] = {}
 
@@ -43,29 +44,39 @@ def play(code: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
             return {}
         name = json.dumps(question["episode"])
         if "action" in question:
-            return _step(episodes[name], question["action"]) if name in episodes else None
-        episodes[name] = environment = make(**{argument: question[argument] for argument in wanted})
+            # null tells the run that this process replaced the one that knew the episode.
+            if name not in episodes:
+                return None
+            return _step(episodes[name], question["action"])
+        environment = make(**{argument: question[argument] for argument in wanted})
+        episodes[name] = environment
         return {"observation": _reset(environment, question["seed"])}
 
     return answer
 
 
 def _reset(environment: Any, seed: int) -> Any:
-    takes = inspect.signature(environment.reset).parameters.values()
-    seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in takes)
+    parameters = inspect.signature(environment.reset).parameters.values()
+    seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
     result = environment.reset(seed=seed) if seeded else environment.reset()
-    return _observation(result[0] if isinstance(result, tuple) and result else result, "reset")
+    # Gymnasium returns (observation, info).
+    if isinstance(result, tuple) and result:
+        result = result[0]
+    return _observation(result, "reset")
 
 
 def _step(environment: Any, action: str) -> dict[str, Any]:
     result = environment.step(action)
-    if not isinstance(result, tuple) or len(result) not in (3, 5):
+    size = len(result) if isinstance(result, tuple) else None
+    if size not in (3, 5):
+        returned = type(result).__name__
+        if size is not None:
+            returned += f" of {size}"
         raise TypeError(
             "step must return (observation, reward, done), or Gymnasium's (observation, reward, "
-            "terminated, truncated, info); it returned "
-            f"{type(result).__name__}{f' of {len(result)}' if isinstance(result, tuple) else ''}"
+            f"terminated, truncated, info); it returned {returned}"
         )
-    done = bool(result[2]) or (len(result) == 5 and bool(result[3]))
+    done = bool(result[2]) or (size == 5 and bool(result[3]))
     return {
         "observation": None if done else _observation(result[0], "step"),
         "reward": number(result[1]),
@@ -86,5 +97,6 @@ def _observation(observation: Any, where: str) -> Any:
 
 
 def _close(environment: Any) -> None:
-    if callable(close := getattr(environment, "close", None)):
+    close = getattr(environment, "close", None)
+    if callable(close):
         close()

@@ -4,8 +4,9 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,12 @@ from mismatch_cli.models.engines import Engine, Request, sample_checked, sample_
 from mismatch_cli.probe.tasks.prompts import Problem, encode_prompts
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.batch import Episode, Rollout
-from mismatch_cli.train.environment import Environments, OngoingEpisode, starting
+from mismatch_cli.train.environment import (
+    Environments,
+    Observation,
+    OngoingEpisode,
+    starting,
+)
 from mismatch_cli.train.train_config import TrainConfig
 from mismatch_cli.train.turns import Turns
 
@@ -33,7 +39,7 @@ class _Running:
     ended: str = ""  # "stop" if the environment ended it, "length" if a limit did
 
     @property
-    def said(self) -> list[int]:
+    def response_ids(self) -> list[int]:
         """The response so far."""
         return [token for part in self.parts for token in part.response_ids]
 
@@ -55,8 +61,11 @@ class Episodes:
         config: TrainConfig,
         world: World = ALONE,
     ) -> None:
-        self._engine, self._environments, self._tokenizer = engine, environments, tokenizer
-        self._config, self._world = config, world
+        self._engine = engine
+        self._environments = environments
+        self._tokenizer = tokenizer
+        self._config = config
+        self._world = world
         self._turns = Turns(tokenizer, config.task.template)
 
     def play(
@@ -72,45 +81,55 @@ class Episodes:
         """
         episodes = self._begun(problems, step, samples)
         for turn in range(self._config.turns.max_turns):
-            running = [episode for episode in episodes if not episode.ended]
-            # Ranks may share an engine, and all of them must call it
+            running = _going(episodes)
+            # Ranks may share an engine, which samples only once all of them call it.
+            # So a rank whose episodes have all ended calls it too, until no rank has one left.
             if not any(self._world.gather(bool(running))):
                 break
             self._speak(running, turn, sampling)
-            self._answer([episode for episode in running if not episode.ended])
+            self._answer(_going(running))
         self._environments.forget()
-        return [_joined(episode) for episode in episodes]
+        return list(map(_joined, episodes))
 
     def _begun(self, problems: Sequence[Problem], step: int, samples: int) -> list[_Running]:
-        config = self._config
-        names = [(step, p.prompt_id, place % samples, place) for place, p in enumerate(problems)]
-        # One seed for all episodes of a problem: their rewards are compared.
-        seeds = [sample_seed(config.sampler.seed, problem.prompt_id, 0) for problem in problems]
-        playing = [starting(*start) for start in zip(names, seeds, problems, strict=True)]
-        said = self._environments.begin(playing)
-        first = [
-            Problem(number, observation, None) for number, observation in enumerate(said[::samples])
-        ]
-        for place, observation in enumerate(said):
-            if (known := first[place // samples]).prompt != observation:
-                raise MismatchError(
-                    f"--environment {config.turns.environment} is not deterministic: reset with the "
-                    f"same seed and problem returned {str(known.prompt)[:_SHOWN]!r} and "
-                    f"{str(observation)[:_SHOWN]!r}, so rewards cannot be compared. Draw "
-                    "everything in reset from its seed."
-                )
-        prompts = self._prompts(first, [p.prompt_id for p in problems[::samples]])
-        return [_Running(p, prompts[place // samples]) for place, p in enumerate(playing)]
-
-    def _prompts(self, problems: list[Problem], prompt_ids: list[int]) -> list[list[int]]:
-        """Prompts by their index here: with several evaluation sets, two problems may have the
-        same `prompt_id`.
+        """The episodes with their prompts: the first observation, which all samples of a problem
+        share.
         """
-        if not problems:
+        playing = []
+        for place, problem in enumerate(problems):
+            name = (step, problem.prompt_id, place % samples, place)
+            # One seed for all episodes of a problem: their rewards are compared.
+            seed = sample_seed(self._config.sampler.seed, problem.prompt_id, 0)
+            playing.append(starting(name, seed, problem))
+        observations = self._environments.begin(playing)
+        firsts = observations[::samples]
+        for place, observation in enumerate(observations):
+            self._check_same(firsts[place // samples], observation)
+        prompts = self._prompts(firsts, [problem.prompt_id for problem in problems[::samples]])
+        return [
+            _Running(episode, prompts[place // samples]) for place, episode in enumerate(playing)
+        ]
+
+    def _check_same(self, first: Observation, observation: Observation) -> None:
+        if observation != first:
+            raise MismatchError(
+                f"--environment {self._config.turns.environment} is not deterministic: reset with "
+                f"the same seed and problem returned {str(first)[:_SHOWN]!r} and "
+                f"{str(observation)[:_SHOWN]!r}, so rewards cannot be compared. Draw "
+                "everything in reset from its seed."
+            )
+
+    def _prompts(
+        self, observations: Sequence[Observation], prompt_ids: list[int]
+    ) -> list[list[int]]:
+        """The token ids of first observations; an error names the problem by its `prompt_id`."""
+        if not observations:
             return []
         config = self._config
+        # With several evaluation sets, two problems may have the same `prompt_id`.
+        # Here each has its place as its number.
         encoded = encode_prompts(
-            problems,
+            [Problem(place, observation, None) for place, observation in enumerate(observations)],
             self._tokenizer,
             template=config.task.template,
             max_model_len=self._engine.max_model_len,
@@ -128,7 +147,7 @@ class Episodes:
     def _room(self, episode: _Running) -> int:
         """How many more tokens its response may have."""
         context = self._engine.max_model_len - len(episode.prompt_ids)
-        return min(self._config.sampler.max_tokens, context) - len(episode.said)
+        return min(self._config.sampler.max_tokens, context) - len(episode.response_ids)
 
     def _speak(
         self, running: Sequence[_Running], turn: int, sampling: SamplingSettings | None
@@ -138,49 +157,59 @@ class Episodes:
             return
         requests = [self._request(episode, turn, sampling) for episode in running]
         prompts = [episode.playing.name[1] for episode in running]
-        spoken = sample_checked(self._engine, requests, prompts, lambda _: None)
-        for episode, said in zip(running, spoken, strict=True):
-            episode.parts.append(said)
+        turns = sample_checked(self._engine, requests, prompts, lambda _: None)
+        for episode, rollout in zip(running, turns, strict=True):
+            episode.parts.append(rollout)
             episode.turns += 1
-            if said.finish_reason == "length" and not self._room(episode):
+            if rollout.finish_reason == "length" and not self._room(episode):
                 episode.ended = "length"
 
     def _request(self, episode: _Running, turn: int, sampling: SamplingSettings | None) -> Request:
         step, prompt_id, sample, _ = episode.playing.name
         seed = sample_seed(self._config.sampler.seed, prompt_id, sample, step, turn)
-        longest = min(
-            self._room(episode), self._config.turns.turn_tokens or self._config.sampler.max_tokens
-        )
-        return Request(episode.prompt_ids + episode.said, seed, sampling, longest)
+        turn_tokens = self._config.turns.turn_tokens or self._config.sampler.max_tokens
+        longest = min(self._room(episode), turn_tokens)
+        return Request(episode.prompt_ids + episode.response_ids, seed, sampling, longest)
 
     def _answer(self, running: Sequence[_Running]) -> None:
         """Take a step in each environment, and append its reply to the turn, if there is room
         for more.
         """
-        actions = [self._text(episode.parts[-1]) for episode in running]
+        actions = [self._action(episode.parts[-1]) for episode in running]
         outcomes = self._environments.step([episode.playing for episode in running], actions)
-        going = []
+        turns: list[Rollout] = []
+        observations: list[Observation] = []
         for episode, outcome in zip(running, outcomes, strict=True):
-            # The step timed out, or was the last
-            last = outcome is None or episode.turns == self._config.turns.max_turns
-            episode.reward += 0.0 if outcome is None else outcome.reward
-            episode.ended = "stop" if outcome and outcome.done else "length" if last else ""
-            if outcome and not episode.ended:
-                going.append((episode, outcome))
-        said = self._turns.after(
-            [e.parts[-1] for e, _ in going], [outcome.observation for _, outcome in going]
-        )
-        for (episode, _), ids in zip(going, said, strict=True):
+            if outcome is None:  # the step timed out
+                episode.ended = "length"
+                continue
+            episode.reward += outcome.reward
+            if outcome.done:
+                episode.ended = "stop"
+            elif episode.turns == self._config.turns.max_turns:
+                episode.ended = "length"
+            else:
+                turns.append(episode.parts[-1])
+                observations.append(outcome.observation)
+        replies = self._turns.after(turns, observations)
+        for episode, ids in zip(_going(running), replies, strict=True):
             if len(ids) < self._room(episode):
                 episode.parts.append(_unmeasured(ids, episode.parts[-1]))
             else:
                 episode.ended = "length"
 
-    def _text(self, turn: Rollout) -> str:
-        """The text of an action, without its end token."""
-        ids = turn.response_ids[:-1] if turn.finish_reason == "stop" else turn.response_ids
+    def _action(self, turn: Rollout) -> str:
+        """The text of a turn, without its end token."""
+        ids = turn.response_ids
+        if turn.finish_reason == "stop":
+            ids = ids[:-1]
         text: str = self._tokenizer.decode(ids)
         return text
+
+
+def _going(episodes: Sequence[_Running]) -> list[_Running]:
+    """The episodes that have not ended."""
+    return [episode for episode in episodes if not episode.ended]
 
 
 _SHOWN = 100  # characters of an observation
@@ -189,53 +218,60 @@ _SHOWN = 100  # characters of an observation
 def _joined(episode: _Running) -> Episode:
     """One response: the turns as sampled, and unmeasured tokens between them."""
     parts = episode.parts
+    sampled = [part.finish_reason != _NOBODY for part in parts]
+    lengths = [len(part.response_ids) for part in parts]
     return Episode(
         prompt_ids=episode.prompt_ids,
-        response_ids=episode.said,
+        response_ids=episode.response_ids,
         logp_rollout_T=np.concatenate([part.logp_rollout_T for part in parts]),
         rank_rollout_T=np.concatenate([part.rank_rollout_T for part in parts]),
-        topk_ids_TK=_all([part.topk_ids_TK for part in parts]),
-        topk_logp_rollout_TK=_all([part.topk_logp_rollout_TK for part in parts]),
+        topk_ids_TK=_concatenated([part.topk_ids_TK for part in parts]),
+        topk_logp_rollout_TK=_concatenated([part.topk_logp_rollout_TK for part in parts]),
         finish_reason=episode.ended,
-        routes_FMK=_routes([part for part in parts if part.finish_reason != _NOBODY]),
+        routes_FMK=_routes(compress(parts, sampled)),
         reward=episode.reward,
         turns=episode.turns,
-        loss_mask_T=np.concatenate(
-            [np.full(len(p.response_ids), p.finish_reason != _NOBODY) for p in parts]
-        ),
+        loss_mask_T=np.repeat(sampled, lengths),
     )
 
 
-def _all(columns: list[np.ndarray | None]) -> np.ndarray | None:
-    known = [column for column in columns if column is not None]
-    return np.concatenate(known) if known else None
+def _concatenated(columns: list[np.ndarray | None]) -> np.ndarray | None:
+    """The columns of all parts that have one; None if none has."""
+    measured = [column for column in columns if column is not None]
+    if not measured:
+        return None
+    return np.concatenate(measured)
 
 
-def _routes(spoken: list[Rollout]) -> np.ndarray | None:
+def _routes(rollouts: Iterable[Rollout]) -> np.ndarray | None:
     """The experts of every token when it was first read: each turn reads the earlier ones again."""
-    first, read = [], 0
-    for turn in spoken:
-        if turn.routes_FMK is None:
+    first = []
+    read = 0
+    for rollout in rollouts:
+        if rollout.routes_FMK is None:
             return None
-        first.append(turn.routes_FMK[read:])
-        read = len(turn.routes_FMK)
+        first.append(rollout.routes_FMK[read:])
+        read = len(rollout.routes_FMK)
     return np.concatenate(first)
 
 
 _NOBODY = ""  # the finish reason of tokens that the model did not sample
 
 
-def _unmeasured(ids: list[int], beside: Rollout) -> Rollout:
-    """Tokens that the model did not sample, with the columns of a turn."""
-    width = None if beside.topk_ids_TK is None else beside.topk_ids_TK.shape[1]
+def _unmeasured(ids: list[int], turn: Rollout) -> Rollout:
+    """Tokens that the model did not sample, with the columns of the turn before them."""
+    tokens = len(ids)
+    topk_ids_TK = topk_logp_TK = None
+    if turn.topk_ids_TK is not None:
+        shape = tokens, turn.topk_ids_TK.shape[1]
+        topk_ids_TK = np.zeros(shape, dtype=np.int32)
+        topk_logp_TK = np.full(shape, np.nan, dtype=np.float32)
     return Rollout(
         prompt_ids=[],
         response_ids=ids,
-        logp_rollout_T=np.full(len(ids), np.nan, dtype=np.float32),
-        rank_rollout_T=np.full(len(ids), -1, dtype=np.int32),
-        topk_ids_TK=None if width is None else np.zeros((len(ids), width), dtype=np.int32),
-        topk_logp_rollout_TK=None
-        if width is None
-        else np.full((len(ids), width), np.nan, dtype=np.float32),
+        logp_rollout_T=np.full(tokens, np.nan, dtype=np.float32),
+        rank_rollout_T=np.full(tokens, -1, dtype=np.int32),
+        topk_ids_TK=topk_ids_TK,
+        topk_logp_rollout_TK=topk_logp_TK,
         finish_reason=_NOBODY,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,8 @@ def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
     training = SamplingSettings(
         temperature=config.sampler.temperature, max_tokens=config.sampler.max_tokens
     )
-    return replace(
-        training,
-        temperature=config.evaluation.temperature or config.sampler.temperature,
-        top_p=config.evaluation.top_p,
-    )
+    temperature = config.evaluation.temperature or training.temperature
+    return replace(training, temperature=temperature, top_p=config.evaluation.top_p)
 
 
 def evaluate(run: RunInProgress, step: int) -> Record:
@@ -33,31 +31,28 @@ def evaluate(run: RunInProgress, step: int) -> Record:
 
     Each set counts once, however many problems it has.
     """
-    config, sets = run.config, run.task.evaluation
-    posed = [
-        p
-        for p in run.share([p for ps in sets.values() for p in ps])
-        for _ in range(config.evaluation.samples)
-    ]
-    # Numbers below 1 have seeds that no training step uses.
+    sets = run.task.evaluation
+    samples = run.config.evaluation.samples
+    own = run.share(list(chain.from_iterable(sets.values())))
+    posed = [problem for problem in own for _ in range(samples)]
     with run.newest_weights():
-        rollouts = run.sample(posed, -step, config.evaluation.samples, evaluation_sampling(config))
+        # Numbers below 1 have seeds that no training step uses.
+        rollouts = run.sample(posed, -step, samples, evaluation_sampling(run.config))
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
-    ends = np.cumsum([config.evaluation.samples * len(problems) for problems in sets.values()])[:-1]
-    found = {
-        name: mean_reward(part_S.astype(np.float64))
-        for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)
-    }
-    return {"eval_accuracy": sum(found.values()) / len(found), "eval": found}
+    ends = np.cumsum([samples * len(problems) for problems in sets.values()])[:-1]
+    accuracy = {}
+    for name, of_set_S in zip(sets, np.split(reward_S, ends), strict=True):
+        accuracy[name] = mean_reward(of_set_S.astype(np.float64))
+    return {"eval_accuracy": sum(accuracy.values()) / len(accuracy), "eval": accuracy}
 
 
 def evaluate_before(run: RunInProgress) -> None:
     """Evaluate before the first step, as the line of step 0."""
-    found = evaluate(run, 0)
-    by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
-    run.say(
-        f"Accuracy before the first step: {found['eval_accuracy']:.3f}"
-        + f" ({by_set})" * (len(found["eval"]) > 1)
-    )
-    run.write({"step": 0} | found)
+    evaluation = evaluate(run, 0)
+    sentence = f"Accuracy before the first step: {evaluation['eval_accuracy']:.3f}"
+    if len(evaluation["eval"]) > 1:
+        by_set = [f"{name} {accuracy:.3f}" for name, accuracy in evaluation["eval"].items()]
+        sentence += f" ({', '.join(by_set)})"
+    run.say(sentence)
+    run.write({"step": 0} | evaluation)
     run.save(0)  # a resumed run does not evaluate again, and knows what took too long to grade

@@ -33,7 +33,7 @@ from mismatch_cli.rules.algorithms.algorithm import Algorithm, reads_single_toke
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.trace.routes import RouteComparison
 from mismatch_cli.train.average import WeightAverage
-from mismatch_cli.train.bounds import Bounds, compared, no_bounds
+from mismatch_cli.train.bounds import Bounds, compare_with, no_bounds
 from mismatch_cli.train.coefficients import LearnedResponse, MicroBatchCoefficients
 from mismatch_cli.train.past_weights import PastWeights
 from mismatch_cli.train.train_config import TrainConfig
@@ -291,7 +291,7 @@ class Learner:
             if reference is not None:
                 at_U = torch.from_numpy(start + reference.at_U).to(ids_T.device)
                 bounds.append(
-                    compared(reference, hidden_TH[at_U], ids_T[at_U], head, self._sampling)
+                    compare_with(reference, hidden_TH[at_U], ids_T[at_U], head, self._sampling)
                 )
             start += len(sample.rollout.response_ids)
         return np.concatenate(bounds)

@@ -26,11 +26,14 @@ def flat(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _named(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every metric of a line under its flat name; the step is not a metric."""
     for key, value in record.items():
         if key == AS:
-            yield from (line for lines in value.values() for line in lines.items())
+            for metrics in value.values():
+                yield from metrics.items()
         elif isinstance(value, Mapping):
-            yield from ((f"{key}/{name}", found) for name, found in value.items())
+            for name, metric in value.items():
+                yield f"{key}/{name}", metric
         elif key != _STEP:
             yield f"{_OWN}/{key}", value
 
@@ -45,8 +48,9 @@ def records_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """
     with path.open("rb") as file:
         file.seek(offset)
-        whole = file.read().rpartition(b"\n")[0]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole) + bool(whole)
+        lines, newline, _ = file.read().rpartition(b"\n")
+    # The line after the last newline is still being written: the next call reads it from its start.
+    return list(map(json.loads, lines.splitlines())), offset + len(lines) + len(newline)
 
 
 def renew_table(metrics: Path, say: Callable[[str], None]) -> None:
@@ -70,13 +74,15 @@ def write_table(metrics: Path) -> Path:
     import pyarrow.parquet as pq
 
     records, _ = records_from(metrics, 0)
-    rows = [{_STEP: record[_STEP], **_texts(record), **flat(record)} for record in records]
-    names = [_STEP, *sorted({name for row in rows for name in row} - {_STEP})]
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    rows = [{**_texts(record), **flat(record)} for record in records]
+    columns: dict[str, list[Any]] = {_STEP: [record[_STEP] for record in records]}
+    for name in sorted(set[str]().union(*rows)):
+        columns[name] = [row.get(name) for row in rows]
     table = pa.table(columns).replace_schema_metadata({"format": "mismatch-cli metrics"})
-    with replacing(metrics.with_name(METRICS_TABLE)) as temporary:
+    path = metrics.with_name(METRICS_TABLE)
+    with replacing(path) as temporary:
         pq.write_table(table, temporary)
-    return metrics.with_name(METRICS_TABLE)
+    return path
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:

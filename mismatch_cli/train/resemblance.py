@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,14 @@ class Target:
     factor: float | None = None
 
     def measured(self, line: Mapping[str, Any]) -> float | None:
-        """The run's own; None if it has not been measured."""
-        inner: Any = reduce(_inside, self.key.split("."), line)
+        """The run's own number; None if it has not been measured."""
+        inner: Any = line
+        for key in self.key.split("."):
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
         return float(inner) if isinstance(inner, int | float) else None
 
     def fits(self, measured: float) -> bool:
+        """Whether it is as near as it may be off; a target without a limit fits every number."""
         if self.factor is not None:
             return self.value / self.factor <= measured <= self.value * self.factor
         return self.within is None or abs(measured - self.value) <= self.within
@@ -69,22 +71,25 @@ class Resemblance:
 
         `changed` are settings with which the run departs from the preset.
         """
-        said, off = [], []
+        pairs = []
+        off = []
         for target in self.values:
             own = target.measured(line)
             if own is None:
                 continue
-            said.append(f"{target.name} {number(own)} ({self.source} {number(target.value)})")
+            pairs.append(f"{target.name} {number(own)} ({self.source} {number(target.value)})")
             if not target.fits(own):
                 off.append(target.name)
-        if not said:
+        if not pairs:
             return ""
         verdict = f"like the {self.source}"
         if off:
             verdict = f"not {verdict} in {' and '.join(off)}"
+        sentence = f"The start is {verdict}: {', '.join(pairs)}."
         differs = ", ".join(changed)
-        because = f" Changed from the preset: {differs}." if differs else ""
-        return f"The start is {verdict}: {', '.join(said)}.{because}"
+        if differs:
+            sentence += f" Changed from the preset: {differs}."
+        return sentence
 
 
 def start_of(metrics: Path) -> dict[str, Any]:
@@ -93,7 +98,3 @@ def start_of(metrics: Path) -> dict[str, Any]:
     if first["step"] == 0 and second:
         return dict(second[0] | first)
     return dict(first)
-
-
-def _inside(line: Any, key: str) -> Any:
-    return line.get(key) if isinstance(line, Mapping) else None

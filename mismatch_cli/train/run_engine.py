@@ -22,30 +22,36 @@ def engine_settings(
     world: World,
 ) -> EngineSettings:
     """The settings for this rank's engine; `folder` is that of the run."""
-    engine, seed = config.engine, config.sampler.seed
-    module, context = engine_module(engine.name), _context_length(config)
-    if module.REMOTE:  # dtypes and the like are decided when the servers start
-        named = {"url": engine.url, "served_model": engine.served_model, **context}
+    engine = config.engine
+    seed = config.sampler.seed
+    module = engine_module(engine.name)
+    # A server has its dtypes, its memory and its log since it was started.
+    if module.REMOTE:
+        named = {"url": engine.url, "served_model": engine.served_model}
         return EngineSettings(
             engine.model,
             sampling,
             top_k,
             seed=seed,
-            extra={k: v for k, v in named.items() if v},
+            extra={key: value for key, value in named.items() if value} | _context_length(config),
             say=say,
             world=world,
             weights_folder=Path(engine.weights_folder or folder / "weights"),
         )
-    extra = context
+    extra = _context_length(config)
     if engine.kv_cache_dtype is not None:
         extra["kv_cache_dtype"] = engine.kv_cache_dtype
-    # The trainer is on the same device
+    # The trainer is on the same device and needs the rest of its memory.
     if module.MEMORY_SHARE is not None and torch.cuda.is_available():
         extra[module.MEMORY_SHARE] = engine.memory
-    log = folder / "log" / f"{engine.name}{world.suffix}.log"
-    settings = (engine.model, sampling, top_k, engine.dtype, seed, log, extra)
     return EngineSettings(
-        *settings,
+        engine.model,
+        sampling,
+        top_k,
+        engine.dtype,
+        seed,
+        folder / "log" / f"{engine.name}{world.suffix}.log",
+        extra,
         world=world,
         tensor_parallel=engine.tensor_parallel,
         sleeps=torch.cuda.is_available(),
@@ -55,7 +61,9 @@ def engine_settings(
 
 def _context_length(config: TrainConfig) -> dict[str, Any]:
     """The maximum length of prompt plus response, under the name that every engine gives it."""
-    return {"max_model_len": longest} if (longest := config.max_context_tokens) else {}
+    if not config.max_context_tokens:
+        return {}
+    return {"max_model_len": config.max_context_tokens}
 
 
 def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:
@@ -70,8 +78,7 @@ def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:
         why = "The engine does not say in which dtype it holds its weights"
     else:
         return getattr(torch, str(dtype)), ""
-    return (
-        None,
-        f"{why}, so log-probs cannot show whether it has the new ones: each weight sync is "
-        "undecidable.",
+    consequence = (
+        "log-probs cannot show whether it has the new ones: each weight sync is undecidable."
     )
+    return None, f"{why}, so {consequence}"

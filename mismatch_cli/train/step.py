@@ -32,7 +32,7 @@ from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.routes import route_columns
 from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.trace.writer import rows_to_table
-from mismatch_cli.train.bounds import Bounds, FullReference, in_line, no_bounds
+from mismatch_cli.train.bounds import Bounds, FullReference, mean_bounds, no_bounds
 from mismatch_cli.train.learner import Update
 from mismatch_cli.train.task import EncodedProblem
 
@@ -301,7 +301,7 @@ def _rare_facts(step: Step, responses: StepResponses) -> dict[str, Any]:
     if step.sampled is not None:
         facts["sampled"] = step.sampled
     if len(responses.bounds_U3):
-        facts["bounds"] = in_line(responses.bounds_U3)
+        facts["bounds"] = mean_bounds(responses.bounds_U3)
     return facts
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +52,12 @@ def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
     name gets a number.
     """
     listed = config.evaluation.dataset or ""
-    is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
-    locations = [listed] if is_one else [part.strip() for part in listed.split(",") if part.strip()]
-    splits = [part.strip() for part in config.evaluation.split.split(",")]
+    # A file may have commas in its name.
+    if Path(listed).expanduser().is_file():
+        locations = [listed]
+    else:
+        locations = list(filter(None, map(str.strip, listed.split(","))))
+    splits = list(map(str.strip, config.evaluation.split.split(",")))
     if len(splits) == 1:
         splits *= len(locations)
     if len(splits) != len(locations):
@@ -63,15 +65,19 @@ def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
             f"eval_split names {len(splits)} splits for {len(locations)} evaluation sets. "
             "Give one for all, or one each, separated by commas."
         )
-    found: dict[str, tuple[str, str]] = {}
+    sets: dict[str, tuple[str, str]] = {}
     for location, split in zip(locations, splits, strict=True):
-        name = _name_of(location)
-        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
-        found[name if number == 1 else f"{name}-{number}"] = location, split
-    return found
+        name = plain_name = _name_of(location)
+        number = 1
+        while name in sets:
+            number += 1
+            name = f"{plain_name}-{number}"
+        sets[name] = location, split
+    return sets
 
 
 def _name_of(location: str) -> str:
+    """The name of a set: its file without the ending, or the last part of its name on the hub."""
     path = Path(location)
     return path.stem if is_local(location) else path.name
 
@@ -89,9 +95,10 @@ def _load(
         columns=bool(config.task.reward),
         unique=config.problems.unique,
     )
-    found = load_problems(source)
-    check_prompts(found, config.task.template)
-    return gradable(found, config.task.reward or config.turns.environment, location), len(found)
+    problems = load_problems(source)
+    check_prompts(problems, config.task.template)
+    grader = config.task.reward or config.turns.environment
+    return gradable(problems, grader, location), len(problems)
 
 
 def _by_seed(first: int, stop: int) -> list[Problem]:
@@ -100,6 +107,7 @@ def _by_seed(first: int, stop: int) -> list[Problem]:
 
 
 def _check_number(config: TrainConfig, problems: int) -> None:
+    """A `UsageError` if there are too few problems for a step."""
     if config.prompts_per_step > problems:
         raise UsageError(
             f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems "
@@ -136,53 +144,58 @@ class Task:
     """
 
     def __init__(self, config: TrainConfig, tokenizer: Any) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        self._config = config
+        self._tokenizer = tokenizer
         self.left_out: list[str] = []  # sentences about unused problems
         self.posed: list[EncodedProblem] = []
         self.evaluation: dict[str, list[EncodedProblem]] = {}  # by the name of the set
         self.grader = _grader(config, tokenizer)
-        trained, total = config.turns.episodes, config.turns.episodes + config.evaluation.episodes
-        self.problems = (
-            _by_seed(0, trained)
-            if trained
-            else self._loaded(
-                config.problems.dataset, config.problems.split, config.problems.number
-            )
-        )
+        trained, evaluated = config.turns.episodes, config.evaluation.episodes
+        if trained:
+            self.problems = _by_seed(0, trained)
+        else:
+            data = config.problems
+            self.problems = self._loaded(data.dataset, data.split, data.number)
         _check_number(config, len(self.problems))
-        sets = evaluation_sets(config)
-        self._evaluated = {
-            name: (place, self._loaded(place, split, None)) for name, (place, split) in sets.items()
-        }
-        if config.evaluation.episodes:
-            self._evaluated = {_EPISODES: ("", _by_seed(trained, total))}
+        # Location and problems of each evaluation set, by its name.
+        self._evaluated: dict[str, tuple[str, list[Problem]]] = {}
+        for name, (location, split) in evaluation_sets(config).items():
+            self._evaluated[name] = location, self._loaded(location, split, None)
+        if evaluated:
+            self._evaluated = {_EPISODES: ("", _by_seed(trained, trained + evaluated))}
         if config.task.reward or config.turns.environment:
             self.grader.start()
 
     def _loaded(self, location: str, split: str, limit: int | None) -> list[Problem]:
+        """The problems that can be graded; of others, `left_out` says how many there are."""
         problems, total = _load(self._config, location, split, limit)
         if len(problems) < total:
             without = total - len(problems)
             self.left_out.append(
                 f"{location}: skipping {without} of {total} problems that have no answer."
             )
-        if self._config.problems.unique and (unclear := answered_differently(problems)):
-            self.left_out.append(
-                f"{location}: {unclear} of {len(problems)} problems appear with more than one "
-                "answer. They are kept, though at most one of the answers can be right."
-            )
+        if self._config.problems.unique:
+            unclear = answered_differently(problems)
+            if unclear:
+                self.left_out.append(
+                    f"{location}: {unclear} of {len(problems)} problems appear with more than one "
+                    "answer. They are kept, though at most one of the answers can be right."
+                )
         return problems
 
     def pose(self, max_model_len: int) -> None:
         """Encode the problems as token ids; one whose prompt fills the context is left out."""
-        self.posed = self._encode(self.problems, self._config.problems.dataset, max_model_len)
+        dataset = self._config.problems.dataset
+        self.posed = self._encode(self.problems, dataset, max_model_len)
         _check_number(self._config, len(self.posed))
-        posed = {
-            name: self._encode(found, place, max_model_len)
-            for name, (place, found) in self._evaluated.items()
-        }
-        name = _EPISODES if self._config.turns.episodes else _name_of(self._config.problems.dataset)
-        self.evaluation = posed or {name: self.posed}
+        sets = {}
+        for name, (location, problems) in self._evaluated.items():
+            sets[name] = self._encode(problems, location, max_model_len)
+        # Without a set of its own, the evaluation is on the training problems.
+        if not sets:
+            name = _EPISODES if self._config.turns.episodes else _name_of(dataset)
+            sets[name] = self.posed
+        self.evaluation = sets
 
     def _encode(
         self, problems: list[Problem], location: str, max_model_len: int
@@ -203,29 +216,29 @@ class Task:
                 f"{location}: skipping {number} of {len(problems)} problems, the first (row "
                 f"{first['prompt_id']}) because {first['reason']}."
             )
-        return [
-            EncodedProblem(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)
-        ]
+        return list(map(EncodedProblem, encoded.problems, encoded.prompt_ids))
 
     def others_of_step(self, step: int) -> Iterator[list[EncodedProblem]]:
         """More problems for a step, in batches of its size; also decided by seed and step alone."""
-        number = self._config.prompts_per_step
+        size = self._config.prompts_per_step
         taken = {posed.problem.prompt_id for posed in self.of_step(step)}
         others = [posed for posed in self.posed if posed.problem.prompt_id not in taken]
         random.Random(f"{self._config.sampler.seed}/{step}/others").shuffle(others)
-        for batch in range(min(self._config.dynamic_sampling, len(others) // number)):
-            yield others[batch * number : (batch + 1) * number]
+        # A remainder that does not fill a batch is left out.
+        batches = min(self._config.dynamic_sampling, len(others) // size)
+        for first in range(0, batches * size, size):
+            yield others[first : first + size]
 
     def of_step(self, step: int) -> list[EncodedProblem]:
         """The problems of a step (steps count from 1); the remainder at the end of an epoch is
         dropped.
         """
-        per_epoch = len(self.posed) // self._config.prompts_per_step
-        epoch, place = divmod(step - 1, per_epoch)
+        size = self._config.prompts_per_step
+        epoch, place = divmod(step - 1, len(self.posed) // size)
+        # Seeded by the epoch, every step shuffles alike, so no problem comes twice within one.
         order = list(range(len(self.posed)))
         random.Random(f"{self._config.sampler.seed}/{epoch}").shuffle(order)
-        first = place * self._config.prompts_per_step
-        return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
+        return [self.posed[i] for i in order[place * size : (place + 1) * size]]
 
 
 def check_runs(configs: Sequence[TrainConfig]) -> None:
@@ -259,7 +272,8 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
 
 
 def _check_engine(config: TrainConfig) -> None:
-    name, module = config.engine.name, engine_module(config.engine.name)
+    name = config.engine.name
+    module = engine_module(name)
     if not module.TAKES_WEIGHTS:
         raise UsageError(
             f"Training sends new weights to the engine after every step, and {name} cannot load "
@@ -279,25 +293,10 @@ _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_pro
 
 def _check_turns(config: TrainConfig) -> None:
     """Check what an environment needs, and what needs an environment."""
-    values = {} if config.turns.environment else values_by_key(config.turns)
-    for each in settings_of(EnvironmentSettings):
-        if each.key in _OF_TURNS and values.get(each.key, each.default) != each.default:
-            raise UsageError(
-                f"{each.flag} needs --environment FILE.py:NAME. Add that, or leave {each.flag} out."
-            )
-    if config.turns.environment and config.task.reward:
-        raise UsageError(
-            "--environment assigns the rewards itself. Leave out --reward or --environment."
-        )
-    if config.turns.environment and config.task.template not in ("chat", "raw"):
-        raise UsageError(
-            f"--prompt-template {config.task.template} asks for one answer. With --environment "
-            "use chat or raw."
-        )
-    if (config.turns.episodes or config.evaluation.episodes) and not config.turns.environment:
-        raise UsageError(
-            "episodes and eval_episodes need an environment. Add --environment FILE.py:NAME."
-        )
+    if config.turns.environment:
+        _check_with_environment(config)
+    else:
+        _check_without_environment(config)
     if config.evaluation.episodes and not config.turns.episodes:
         raise UsageError("eval_episodes needs episodes. Give both, or an --eval-dataset.")
     if config.evaluation.episodes and config.evaluation.dataset:
@@ -306,14 +305,39 @@ def _check_turns(config: TrainConfig) -> None:
         )
 
 
+def _check_with_environment(config: TrainConfig) -> None:
+    if config.task.reward:
+        raise UsageError(
+            "--environment assigns the rewards itself. Leave out --reward or --environment."
+        )
+    if config.task.template not in ("chat", "raw"):
+        raise UsageError(
+            f"--prompt-template {config.task.template} asks for one answer. With --environment "
+            "use chat or raw."
+        )
+
+
+def _check_without_environment(config: TrainConfig) -> None:
+    values = values_by_key(config.turns)
+    for each in settings_of(EnvironmentSettings):
+        if each.key in _OF_TURNS and values[each.key] != each.default:
+            raise UsageError(
+                f"{each.flag} needs --environment FILE.py:NAME. Add that, or leave {each.flag} out."
+            )
+    if config.turns.episodes or config.evaluation.episodes:
+        raise UsageError(
+            "episodes and eval_episodes need an environment. Add --environment FILE.py:NAME."
+        )
+
+
 def check_ranks(config: TrainConfig, ranks: int) -> None:
     """A `UsageError` for a number of ranks that cannot share a step, an engine or a model; it
     names the nearest that can.
     """
-    engine, problems = config.engine.tensor_parallel, things(config.prompts_per_step, "problem")
+    engine = config.engine.tensor_parallel  # ranks
     most = config.prompts_per_step // engine * engine
     right = min(most, -(-ranks // engine) * engine)  # whole engines, rounded up
-    who = things(ranks, "rank")
+    who, problems = things(ranks, "rank"), things(config.prompts_per_step, "problem")
     if not right:
         raise UsageError(
             f"An engine of {engine} ranks cannot share {problems} per step: the responses to a "
@@ -341,7 +365,8 @@ def _check_algorithm(spec: str, config: TrainConfig) -> None:
     """
     from mismatch_cli.rules.algorithms.parse import parse_algorithm
 
-    algorithm, tokens = parse_algorithm(spec, training=True), known_vocabulary(config.engine.model)
+    algorithm = parse_algorithm(spec, training=True)
+    tokens = known_vocabulary(config.engine.model)
     k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
         raise UsageError(

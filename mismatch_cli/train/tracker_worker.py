@@ -17,10 +17,14 @@ from typing import Any
 
 from mismatch_cli.trace.files import write_atomically
 
-# By which accelerate would join the ranks of the run that it tracks
+# Environment variables by which accelerate would join the ranks of the run that it tracks.
 _OF_RANKS = (
-    *("LOCAL_RANK", "RANK", "WORLD_SIZE"),
-    *("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
+    "LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
 )
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
 
@@ -44,7 +48,8 @@ class _Memory:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._facts = path, dict[str, Any]()
+        self._path = path
+        self._facts: dict[str, Any] = {}
         if path.is_file():
             self._facts = json.loads(path.read_text(encoding="utf-8"))
 
@@ -53,15 +58,16 @@ class _Memory:
         if "id" not in self._facts:
             self.save(id=run.id)
             return run
-        return replace(
-            run, id=self._facts["id"], given_id=self._facts.get("given_id"), resumed=True
-        )
+        first_id, given_id = self._facts["id"], self._facts.get("given_id")
+        return replace(run, id=first_id, given_id=given_id, resumed=True)
 
     @property
     def step(self) -> int:
+        """The last step that the tracker has; -1 before the first."""
         return int(self._facts.get("step", -1))
 
     def save(self, **facts: Any) -> None:
+        """Remember these facts too, on disk."""
         self._facts |= facts
         write_atomically(self._path, json.dumps(self._facts))
 
@@ -70,23 +76,31 @@ class _Tracked:
     """Takes what is known about the run, and then its steps."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self._name, self._folder = name, folder
+        self._name = name
+        self._folder = folder
         self._memory = _Memory(folder.with_name(f"{name}.json"))
         self._tracker: Any = None
 
     def __call__(self, message: dict[str, Any]) -> None:
+        """The first message is about the run, and each later one is a step."""
         if self._tracker is None:
-            config = {key: _plain(value) for key, value in message.pop("config").items()}
-            run = self._memory.continued(TrackedRun(self._folder, config=config, **message))
-            self._tracker = _opened(self._name, run)
-            if self._name == "mlflow":
-                self._memory.save(given_id=self._tracker.tracker.info.run_id)
+            self._open(**message)
         elif message["step"] > self._memory.step:
-            metrics = message["metrics"]
-            if self._name == "mlflow":
-                metrics = {_NOT_IN_MLFLOW.sub("_", key): value for key, value in metrics.items()}
-            self._tracker.log(metrics, step=message["step"])
-            self._memory.save(step=message["step"])
+            self._log(message["step"], message["metrics"])
+
+    def _open(self, config: dict[str, Any], **about: Any) -> None:
+        settings = {key: _plain(value) for key, value in config.items()}
+        run = self._memory.continued(TrackedRun(self._folder, config=settings, **about))
+        self._tracker = _opened(self._name, run)
+        # mlflow chooses the id itself, and finds the run again by nothing else.
+        if self._name == "mlflow":
+            self._memory.save(given_id=self._tracker.tracker.info.run_id)
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        if self._name == "mlflow":
+            metrics = {_NOT_IN_MLFLOW.sub("_", key): value for key, value in metrics.items()}
+        self._tracker.log(metrics, step=step)
+        self._memory.save(step=step)
 
     def close(self) -> None:
         if self._tracker is not None:
@@ -95,13 +109,15 @@ class _Tracked:
 
 def track(name: str, folder: str) -> Callable[[dict[str, Any]], None]:
     """Tracks a run with `name` of accelerate; `folder` is the tracker's."""
-    fcntl.flock(2, fcntl.LOCK_EX)  # its log: the process of a killed session may not have ended yet
+    # The process of a killed session may not have ended yet: it holds the log, which is stderr.
+    fcntl.flock(2, fcntl.LOCK_EX)
     os.environ["OMP_NUM_THREADS"] = "1"
     Path(folder).mkdir(parents=True, exist_ok=True)
     return _Tracked(name, Path(folder))
 
 
 def _opened(name: str, run: TrackedRun) -> Any:
+    """The tracker of accelerate, started; a resumed run has stored its settings already."""
     for variable in _OF_RANKS:
         os.environ.pop(variable, None)
     from accelerate import PartialState
@@ -117,10 +133,13 @@ def _opened(name: str, run: TrackedRun) -> Any:
 
 def _plain(value: Any) -> Any:
     """A setting as every tracker takes it."""
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    return json.dumps(value)
 
 
-# What each is opened with, offline unless the user's own variables say otherwise
+# One function per tracker: what it is opened with, offline unless the user's own variables say
+# otherwise.
 
 
 def _aim(run: TrackedRun) -> dict[str, Any]:
@@ -138,12 +157,12 @@ def _comet_ml(run: TrackedRun) -> dict[str, Any]:
 
 
 def _dvclive(run: TrackedRun) -> dict[str, Any]:
-    """Files alone, no experiment of DVC: that would commit what lies around."""
+    """It writes files only: an experiment of DVC would commit whatever is in the folder."""
     return {"dir": str(run.folder / run.name), "resume": run.resumed, "save_dvc_exp": False}
 
 
 def _mlflow(run: TrackedRun) -> dict[str, Any]:
-    """A store of files; a project is an experiment."""
+    """It stores files; a project is an experiment."""
     for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "true")
     os.environ.setdefault("MLFLOW_TRACKING_URI", run.folder.absolute().as_uri())
@@ -182,12 +201,13 @@ def _trackio(run: TrackedRun) -> dict[str, Any]:
 
 def _wandb(run: TrackedRun) -> dict[str, Any]:
     """Offline, every session writes a folder of its own, all under the id of the run."""
-    # Or it would send its own errors to wandb, even offline
+    # Without this, it sends its own errors to wandb, even offline.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     from wandb import Settings
 
-    mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-    mode = os.environ.get("WANDB_MODE") or mode
+    mode = os.environ.get("WANDB_MODE")
+    if not mode:
+        mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
     return {
         "run_name": run.project,
         "name": run.name,

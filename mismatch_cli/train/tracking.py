@@ -69,11 +69,13 @@ class TrackSettings:
     )
 
 
-def asked(typed: Sequence[str] | None) -> list[str]:
+def tracker_names(typed: Sequence[str] | None) -> list[str]:
     """The trackers of `--track a --track b,c`, each once; an error if one is unknown or not
     installed.
     """
-    names = list(dict.fromkeys(name.strip() for each in typed or () for name in each.split(",")))
+    if not typed:
+        return []
+    names = list(dict.fromkeys(map(str.strip, ",".join(typed).split(","))))
     for name in names:
         if name not in TRACKERS:
             raise UsageError(registry.unknown_name("tracker", name, TRACKERS))
@@ -88,18 +90,19 @@ def asked(typed: Sequence[str] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Tracking:
-    """These settings, checked."""
+    """The tracking settings of a command, checked."""
 
     names: Sequence[str]
     project: str
     name: str | None
     framework: str
-    several: bool
+    several: bool  # runs
 
     @classmethod
-    def asked(cls, settings: TrackSettings, framework: str, *, several: bool) -> Tracking:
+    def of_settings(cls, settings: TrackSettings, framework: str, *, several: bool) -> Tracking:
         """From the settings; a `MismatchError` for a tracker that is unknown or not installed."""
-        return cls(asked(settings.track), settings.project, settings.name, framework, several)
+        names = tracker_names(settings.track)
+        return cls(names, settings.project, settings.name, framework, several)
 
     def of(
         self, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]
@@ -107,8 +110,9 @@ class Tracking:
         """The trackers of one run; of several, each run is called after `track_name` and its
         folder.
         """
-        own = folder.resolve().name
-        name = own if self.name is None else f"{self.name}-{own}" if self.several else self.name
+        name = folder.resolve().name
+        if self.name is not None:
+            name = f"{self.name}-{name}" if self.several else self.name
         return open_trackers(self.names, folder, self.project, name, config, say)
 
 
@@ -126,8 +130,12 @@ def open_trackers(
 
     A run that was tracked before continues: a step that a tracker already has is not logged again.
     """
-    about = {"project": project, "name": run or folder.resolve().name, "config": dict(config or {})}
-    about["id"] = secrets.token_hex(4)
+    about = {
+        "project": project,
+        "name": run or folder.resolve().name,
+        "config": dict(config or {}),
+        "id": secrets.token_hex(4),
+    }
     trackers = Trackers(say)
     try:
         for name in names:
@@ -144,7 +152,8 @@ class Trackers:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._offset = say, 0
+        self._say = say
+        self._offset = 0  # where the next line of metrics.jsonl starts
         self.children: dict[str, Child] = {}
         self._logs: dict[str, Path] = {}
 
@@ -158,10 +167,15 @@ class Trackers:
         except OSError as error:
             self._report(name, first_line(error))
             return
-        self.children[name], self._logs[name] = child, log
-        places = {"folder": quoted(str(folder / name)), "project": quoted(str(about["project"]))}
-        view = TRACKERS[name].format(**places)
-        self._say(f"Tracking with {name}" + (f"; view it with: {view}" if view else ""))
+        self.children[name] = child
+        self._logs[name] = log
+        sentence = f"Tracking with {name}"
+        view = TRACKERS[name].format(
+            folder=quoted(str(folder / name)), project=quoted(str(about["project"]))
+        )
+        if view:
+            sentence += f"; view it with: {view}"
+        self._say(sentence)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step to all of them."""
@@ -180,6 +194,7 @@ class Trackers:
             records, self._offset = records_from(metrics, self._offset)
             for record in records:
                 self.log(record["step"], flat(record))
+        # Whatever is wrong with the file, the run continues: only its trackers end.
         except Exception as error:
             for name in list(self.children):
                 self._give_up(name, first_line(error))
@@ -205,13 +220,15 @@ class Trackers:
         self._report(name, error, f" See {self._logs[name]}.")
 
     def _report(self, name: str, error: str, where: str = "") -> None:
-        kept = "The run continues, and metrics.jsonl has every step."
-        self._say(f"--track {name} ended: {error}. {kept}{where}")
+        consequence = "The run continues, and metrics.jsonl has every step."
+        self._say(f"--track {name} ended: {error}. {consequence}{where}")
 
 
 def _failure(child: Child) -> str:
     """Why a tracker has failed; empty while it answers."""
-    while reply := child.receive(0.0):
+    for reply in iter(partial(child.receive, 0.0), None):
         if reply.error:
             return reply.error
-    return f"it has not responded for {STEP_SECONDS:g} s" if child.silence > STEP_SECONDS else ""
+    if child.silence > STEP_SECONDS:
+        return f"it has not responded for {STEP_SECONDS:g} s"
+    return ""

@@ -42,15 +42,17 @@ from mismatch_cli.probe.settings import (
 _PRESETS = Path(__file__).parent / "presets"
 FILE_NAME = "config.toml"
 EXPECTED = "expected"  # the only table of a preset: no setting
-# Settings of earlier versions in files that they wrote, with the value that every run has now
+# Settings of earlier versions in files that they wrote, each with the value that every run has now.
+# With another value, the file is refused as one with an unknown setting.
 _RETIRED = {"weight_transfer": "folder"}
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _BFLOAT16 = override("bfloat16")
 
-of_problems, of_evaluation, of_training, of_records = (
-    partial(setting, panel=title) for title in ("Problems", "Evaluation", "Training", "Records")
-)
+of_problems = partial(setting, panel="Problems")
+of_evaluation = partial(setting, panel="Evaluation")
+of_training = partial(setting, panel="Training")
+of_records = partial(setting, panel="Records")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +369,7 @@ class TrainConfig:
         """The file that is saved with a run, and that `--preset` reads."""
         values = values_by_key(self)
         lines = [toml_line(each, values[each.key]) for each in settings_of(TrainConfig)]
-        return "".join(f"{line}\n" for line in lines)
+        return "\n".join([*lines, ""])
 
 
 def presets() -> list[str]:
@@ -383,14 +385,15 @@ def shown_defaults(preset: str) -> dict[str, str]:
     shown = {}
     for each in settings_of(TrainConfig):
         value = values[each.key]
+        # What is off by default shows no value, rather than the Python of one.
         if value is None or value is False:
             value = ""
         shown[each.key] = str(each.about.get("show_default", value))
     return shown
 
 
-def preset_values(preset: str, given: Values) -> Values:
-    """What was given for a run, and below it the values of a preset (by name or path).
+def preset_values(preset: str, chosen: Values) -> Values:
+    """The values chosen for a run, and below them those of a preset (by name or path).
 
     Raises a `UsageError` for an unknown name or another type, and if the file of the preset sets
     what only the command line may.
@@ -399,14 +402,15 @@ def preset_values(preset: str, given: Values) -> Values:
     content.pop(EXPECTED, None)
     place = str(path) if preset.endswith(".toml") else f"preset {preset}"
     of_preset = read(TrainConfig, _without_retired(content), place)
-    check_typed(TrainConfig, of_preset, given)
-    return given.over(of_preset)
+    check_typed(TrainConfig, of_preset, chosen)
+    return chosen.over(of_preset)
 
 
-def load_config(preset: str, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a preset (by name or path), with what was given on top."""
-    values = given if isinstance(given, Values) else read(TrainConfig, given, "the settings")
-    return preset_values(preset, values).build(TrainConfig)
+def load_config(preset: str, chosen: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a preset (by name or path), with chosen values on top."""
+    if not isinstance(chosen, Values):
+        chosen = read(TrainConfig, chosen, "the settings")
+    return preset_values(preset, chosen).build(TrainConfig)
 
 
 def expected_of(preset: str) -> tuple[Path, Any]:
@@ -421,12 +425,14 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
     """The settings in which a run departs from its preset, as they are typed; each run has an
     algorithm and a seed of its own.
     """
-    values, plain = values_by_key(config), values_by_key(load_config(preset, {}))
-    return [
-        each.flag
-        for each in settings_of(TrainConfig)
-        if each.key not in ("algorithm", "seed") and values[each.key] != plain[each.key]
-    ]
+    values = values_by_key(config)
+    defaults = values_by_key(load_config(preset, {}))
+    flags = []
+    for each in settings_of(TrainConfig):
+        belongs_to_run = each.key in ("algorithm", "seed")
+        if not belongs_to_run and values[each.key] != defaults[each.key]:
+            flags.append(each.flag)
+    return flags
 
 
 def parsed(text: str) -> TrainConfig:
@@ -443,6 +449,7 @@ def _without_retired(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preset(preset: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a preset, and what it holds; a `UsageError` for an unknown or unreadable one."""
     path = _PRESETS / f"{preset}.toml"
     if preset.endswith(".toml"):
         path = Path(preset)

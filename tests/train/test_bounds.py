@@ -80,13 +80,13 @@ HASHES = mix(np.arange(320, dtype=np.uint64))
 
 
 def test_one_percent_of_the_tokens_is_in_a_sixteenth_of_the_responses():
-    places = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 0.01, ALONE)
+    places = bounds.choose_tokens([RESPONSE] * 320, HASHES, 10**6, 0.01, ALONE)
     assert sum(map(len, places.values())) == 160
     assert len(places) == 20 and all((at_U < 50).all() for at_U in places.values())
 
 
 def test_memory_bounds_their_number():
-    places = bounds.chosen([RESPONSE] * 320, HASHES, 7, 0.01, ALONE)
+    places = bounds.choose_tokens([RESPONSE] * 320, HASHES, 7, 0.01, ALONE)
     assert sum(map(len, places.values())) == 7
 
 
@@ -105,7 +105,7 @@ def test_a_rank_chooses_what_one_process_would():
     halves, found = (HASHES[:160], HASHES[160:]), []
     for rank, half in enumerate(halves):
         world = OneOfTwo(rank, 2, others=(halves[1 - rank],))
-        places = bounds.chosen([RESPONSE] * 160, half, 10**6, 1 / 16, world)
+        places = bounds.choose_tokens([RESPONSE] * 160, half, 10**6, 1 / 16, world)
         found += [160 * rank + row for row in places]
-    alone = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 1 / 16, ALONE)
+    alone = bounds.choose_tokens([RESPONSE] * 320, HASHES, 10**6, 1 / 16, ALONE)
     assert found == [*alone] and len(alone) == 20

@@ -24,7 +24,7 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train import tracking
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.metrics_table import flat
-from mismatch_cli.train.tracking import TRACKERS, asked, open_trackers
+from mismatch_cli.train.tracking import TRACKERS, open_trackers, tracker_names
 from mismatch_cli.train.train_config import load_config
 from tests.paths import ROOT
 from tests.processes.kept import kept
@@ -336,9 +336,12 @@ def test_these_are_the_trackers_of_accelerate():
 
 
 def test_trackers_are_checked_first(monkeypatch):
-    assert asked(["trackio,mlflow", "mlflow"]) == ["trackio", "mlflow"] and asked(None) == []
+    assert (
+        tracker_names(["trackio,mlflow", "mlflow"]) == ["trackio", "mlflow"]
+        and tracker_names(None) == []
+    )
     with pytest.raises(UsageError, match="Did you mean trackio"):
-        asked(["trackoi"])
+        tracker_names(["trackoi"])
     monkeypatch.setattr(
         "importlib.util.find_spec",
         lambda name, find=__import__("importlib").util.find_spec: (
@@ -348,9 +351,9 @@ def test_trackers_are_checked_first(monkeypatch):
     with pytest.raises(
         MismatchError, match=r"--track wandb needs wandb, which is not .*'mismatch-cli\[wandb\]'"
     ):
-        asked(["wandb"])
+        tracker_names(["wandb"])
     with pytest.raises(MismatchError, match=r"--track aim needs aim, .* with: pip install aim"):
-        asked(["aim"])
+        tracker_names(["aim"])
 
 
 def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):

@@ -34,7 +34,7 @@ from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.trace.training_folder import METRICS
-from mismatch_cli.train.tracking import Tracking, TrackSettings
+from mismatch_cli.train.tracking import Trackers, Tracking, TrackSettings
 from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,
@@ -126,43 +126,64 @@ def command(
     from mismatch_cli.train.task import check_ranks, check_runs
 
     expected = Resemblance.of(runs.preset)
-    specs = common.meant(values.get("algorithm"))
-    of_first = Values.of({"algorithm": specs[0]} if specs else {})
-    resolved = preset_values(runs.preset, of_first.over(values.without("algorithm")))
-    first = resolved.build(TrainConfig)
-    configs = [
-        replace_settings(first, algorithm=spec, seed=first.sampler.seed + number)
-        for spec in specs or [first.algorithm]
-        for number in range(runs.seeds)
-    ]
-    tracking = Tracking.asked(tracked, named.name, several=len(configs) > 1)
-    output, resume = common.output or Path(f"train-{Path(runs.preset).stem}"), common.resume
+    configs, resolved = _configs(values, runs, common)
+    first = configs[0]
+    ranks = number_of_ranks(shared.nproc)
+    output = common.output or Path(f"train-{Path(runs.preset).stem}")
+    tracking = Tracking.of_settings(tracked, named.name, several=len(configs) > 1)
     if not runs.show_config:
-        check_ranks(first, number_of_ranks(shared.nproc))
+        check_ranks(first, ranks)
         _say_whose_rate(first, runs.preset, values, common)
     folders = _run_folders(configs, output)  # report equal names before problems in the files
     check_runs(configs)
     if runs.show_config:
-        print(_with_sources(configs[0], resolved), end="")
-        _say_right_ranks(first, number_of_ranks(shared.nproc), common)
+        print(_with_sources(first, resolved), end="")
+        _say_right_ranks(first, ranks, common)
         return
     require(first.engine.name, f"--engine {first.engine.name}")
     require("hf", "`train`")
-    # Check here too: restarted ranks continue with existing files
-    if not launched() and (shared.nproc > 1 or shared.max_restarts):
-        with _held(configs, folders, output, resume):
+    # Restarted ranks continue with existing files, so a folder of another run would be taken for
+    # theirs: it is refused here, before any rank starts.
+    starts_ranks = shared.nproc > 1 or shared.max_restarts
+    if starts_ranks and not launched():
+        with _locked(configs, folders, output, common.resume):
             pass
-    shared.launch(context, _KEPT)
-    resume = resume or restarted()
-    with joined(_KEPT) as world, ExitStack() as held:  # until after the last run
+    shared.launch(context, _RECORDED)
+    session = _Session(
+        output=output,
+        resume=common.resume or restarted(),
+        report_every=page.report_every,
+        common=common,
+        tracking=tracking,
+        say_start=partial(_say_start, expected, runs.preset, common.progress),
+    )
+    with joined(_RECORDED) as world:
         if not world.first:
             for config, folder in zip(configs, folders, strict=True):
-                _follow(config, folder, resume, world)
+                _follow(config, folder, session.resume, world)
             return
-        held.enter_context(_held(configs, folders, output, resume))
-        say_start = partial(_say_start, expected, runs.preset, common.progress)
-        every = page.report_every
-        _train(folders, configs, output, resume, every, common, world, tracking, say_start)
+        with _locked(configs, folders, output, session.resume):
+            _train(configs, folders, session, world)
+
+
+def _configs(
+    values: Values, runs: RunsSettings, common: Common
+) -> tuple[list[TrainConfig], Values]:
+    """The configurations of all runs (each algorithm with each seed), and the values of the first
+    with their sources.
+    """
+    algorithms = common.meant(values.get("algorithm"))
+    typed = values.without("algorithm")
+    if algorithms:
+        typed = Values.of({"algorithm": algorithms[0]}).over(typed)
+    resolved = preset_values(runs.preset, typed)
+    first = resolved.build(TrainConfig)
+    configs = []
+    for algorithm in algorithms or [first.algorithm]:
+        for number in range(runs.seeds):
+            seed = first.sampler.seed + number
+            configs.append(replace_settings(first, algorithm=algorithm, seed=seed))
+    return configs, resolved
 
 
 def _with_sources(config: TrainConfig, values: Values) -> str:
@@ -174,18 +195,34 @@ def _with_sources(config: TrainConfig, values: Values) -> str:
         place = values.source(line.partition(" = ")[0])
         if place is not None:
             line += f"  # {place or 'typed'}"
-        lines.append(line)
-    return "".join(f"{line}\n" for line in lines)
+        lines.append(f"{line}\n")
+    return "".join(lines)
 
 
-_KEPT = (
+_RECORDED = (
     "Every finished step is recorded: the same command with --resume continues from the newest "
     "checkpoint, and max_restarts = N does so automatically."
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """What all runs of one command share on the first rank, which prints and writes."""
+
+    output: Path  # of the report; with several runs, their folders are in it
+    resume: bool
+    report_every: float  # seconds
+    common: Common
+    tracking: Tracking
+    say_start: _SayStart
+
+    @property
+    def progress(self) -> TerminalProgress:
+        return self.common.progress
+
+
 @contextmanager
-def _held(
+def _locked(
     configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path, resume: bool
 ) -> Iterator[None]:
     """Lock the folders of these runs and of their report; a `MismatchError` for one that must
@@ -193,15 +230,14 @@ def _held(
     """
     from mismatch_cli.trace.run_folder import folder_of_runs, training_folder
 
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if len(configs) > 1:
             from mismatch_cli.train.studies.training import TrainingAnalysis
 
-            held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
+            locks.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
         for config, folder in zip(configs, folders, strict=True):
-            held.enter_context(
-                training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume)
-            )
+            is_same_run = partial(_is_saved, config)
+            locks.enter_context(training_folder(folder, FILE_NAME, is_same_run, resume=resume))
         yield
 
 
@@ -224,7 +260,7 @@ def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> No
     prepare_imports()
     from mismatch_cli.train.loop import train
 
-    with _once(lambda: None):
+    with _at_first_interrupt(lambda: None):
         if not train(config, folder, lambda _: None, resume=resume, world=world):
             raise KeyboardInterrupt
 
@@ -237,11 +273,12 @@ def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
         return [output]
     by_name: dict[str, TrainConfig] = {}
     for config in configs:
-        other = by_name.setdefault(_run_name(config), config)
+        name = _run_name(config)
+        other = by_name.setdefault(name, config)
         if other is not config:
             raise UsageError(
                 f"-a {other.algorithm} and -a {config.algorithm} would both be called "
-                f"{_run_name(config)}. Leave one out, or train it into another --output."
+                f"{name}. Leave one out, or train it into another --output."
             )
     return [output / name for name in by_name]
 
@@ -252,8 +289,10 @@ def _run_name(config: TrainConfig) -> str:
 
 
 def _say_whose_rate(config: TrainConfig, preset: str, values: Values, common: Common) -> None:
-    chosen = preset != _PRESET or "learning_rate" in values
-    if not chosen and Path(config.engine.model).resolve() != bundled("model").resolve():
+    """Say where the learning rate of the preset miniature meets a model it was not chosen for."""
+    if preset != _PRESET or "learning_rate" in values:
+        return
+    if Path(config.engine.model).resolve() != bundled("model").resolve():
         common.progress.say(
             "The learning rate of the preset miniature, "
             f"{config.optimiser.learning_rate:g}, was chosen for the bundled model. For another "
@@ -272,54 +311,31 @@ def _say_right_ranks(config: TrainConfig, ranks: int, common: Common) -> None:
 
 
 def _train(
-    folders: Sequence[Path],
-    configs: Sequence[TrainConfig],
-    output: Path,
-    resume: bool,
-    report_every: float,
-    common: Common,
-    world: World,
-    tracking: Tracking,
-    say_start: _SayStart,
+    configs: Sequence[TrainConfig], folders: Sequence[Path], session: _Session, world: World
 ) -> None:
     """Train one run after another, and report on the results, even if a run failed or the user
     stopped.
     """
     from mismatch_cli.app.refresher import Refresher
-    from mismatch_cli.train.live import TrainingView
 
-    progress = common.progress
-    refresher = Refresher(folders, output, report_every, progress.say, draws=not common.no_plots)
+    say = session.progress.say
+    refresher = Refresher(
+        folders, session.output, session.report_every, say, draws=not session.common.no_plots
+    )
     begun: list[Path] = []
-    failed: list[str] = []
-    stopped = False
     try:
-        for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
-            view = TrainingView(config, number, len(configs))
-            try:
-                begun.append(folder)
-                stopped = not _run(
-                    config, folder, resume, view, refresher, progress, world, tracking, say_start
-                )
-            except MismatchError as error:
-                if len(configs) == 1 or world.size > 1:  # other ranks do not expect a next run
-                    raise
-                failed.append(folder.name)
-                progress.say(f"{folder.name} failed: {error}")
-            if view.stopping:
-                stopped = stopped or number < len(configs)
-                break
+        failed, stopped = _train_all(configs, folders, session, world, refresher, begun)
     except BaseException:
         refresher.stop()
         with suppress(MismatchError):  # the first error matters, not that the report failed too
-            _report(begun, output, common)
+            _report(begun, session)
         raise
     refresher.stop()
-    _report(begun, output, common)
+    _report(begun, session)
     if stopped:
-        progress.say(
+        say(
             "Stopped and saved. Continue with the same command and: "
-            f"{quoted('--resume', '--output', output)}"
+            f"{quoted('--resume', '--output', session.output)}"
         )
         raise KeyboardInterrupt
     if failed:
@@ -330,14 +346,46 @@ def _train(
         )
 
 
-def _report(folders: Sequence[Path], output: Path, common: Common) -> None:
+def _train_all(
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path],
+    session: _Session,
+    world: World,
+    refresher: Refresher,
+    begun: list[Path],
+) -> tuple[list[str], bool]:
+    """Train every run; return the names of those that failed, and whether the user stopped before
+    the end. `begun` gets each folder as its run begins, so that it is complete after an error too.
+    """
+    from mismatch_cli.train.live import TrainingView
+
+    failed: list[str] = []
+    for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
+        begun.append(folder)
+        view = TrainingView(config, number, len(configs))
+        done = True
+        try:
+            done = _run(config, folder, session, world, view, refresher)
+        except MismatchError as error:
+            # A single run fails as the command; with several ranks, the others expect no next run.
+            if len(configs) == 1 or world.size > 1:
+                raise
+            failed.append(folder.name)
+            session.progress.say(f"{folder.name} failed: {error}")
+        if view.stopping:
+            return failed, not done or number < len(configs)
+    return failed, not done
+
+
+def _report(folders: Sequence[Path], session: _Session) -> None:
     """Make the final report of all runs that have a step."""
     from mismatch_cli.train.studies.runs import read_runs
     from mismatch_cli.train.studies.training import TrainingAnalysis
 
     with_steps = [folder for folder in folders if _has_step(folder)]
     if with_steps:
-        common.show(TrainingAnalysis.of(read_runs(with_steps)), output)
+        study = TrainingAnalysis.of(read_runs(with_steps))
+        session.common.show(study, session.output)
 
 
 def _has_step(folder: Path) -> bool:
@@ -345,21 +393,19 @@ def _has_step(folder: Path) -> bool:
     from mismatch_cli.train.studies.runs import read_runs
 
     try:
-        return any(run.step_N.max() > 0 for run in read_runs([folder]))
+        (run,) = read_runs([folder])
     except MismatchError:
         return False
+    return run.last_step > 0
 
 
 def _run(
     config: TrainConfig,
     folder: Path,
-    resume: bool,
+    session: _Session,
+    world: World,
     view: TrainingView,
     refresher: Refresher,
-    progress: TerminalProgress,
-    world: World,
-    tracking: Tracking,
-    say_start: _SayStart,
 ) -> bool:
     """Train one run and show its progress; return whether all steps are done."""
     from mismatch_cli.models.torch_settings import prepare_imports
@@ -367,44 +413,25 @@ def _run(
     prepare_imports()
     from mismatch_cli.train.loop import train
 
-    def on_step(record: dict[str, Any]) -> None:
-        if resume and not view.records:
-            for earlier in steps_before(folder, record["step"]):
-                view.add(earlier, earlier=True)
-        view.add(record)
-        trackers.follow(folder / METRICS)
-        if not progress.on_terminal:
-            progress.say(view.line())
-        if record["step"] == 1:
-            say_start(config, folder)
-        refresher.step_done()
-
-    def on_phase(phase: str) -> None:
-        view.enter(phase)
-        if not progress.on_terminal and (words := view.starting()):
-            progress.say(words)
-
-    if not progress.on_terminal:  # on one, the view says so
-        model, where = shorten_paths(config.engine.model), shorten_paths(str(folder))
-        progress.say(
-            f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {where}"
-        )
+    progress = session.progress
+    display = _Display(config, folder, session, view, refresher)
+    display.begin()
     try:
         with (
             _interruptible(progress, view),
             progress.view(view.lines),
-            tracking.of(folder, values_by_key(config), progress.say) as trackers,
+            session.tracking.of(folder, values_by_key(config), progress.say) as trackers,
         ):
             done = train(
                 config,
                 folder,
-                on_step,
-                resume=resume,
+                partial(display.add_step, trackers),
+                resume=session.resume,
                 stop=lambda: view.stopping,
                 say=progress.say,
-                on_phase=on_phase,
+                on_phase=display.enter_phase,
                 world=world,
-                framework=tracking.framework,
+                framework=session.tracking.framework,
             )
     except KeyboardInterrupt:
         progress.say(
@@ -412,14 +439,65 @@ def _run(
             "if there is one."
         )
         raise
-    if progress.on_terminal and view.records:
-        progress.say(view.result(progress.width))  # the view is gone
-    elif done:
-        progress.say(
-            f"Wrote {folder}/metrics.jsonl, checkpoints/, model/"
-            + " and traces/" * bool(config.trace_every)
-        )
+    display.end(done)
     return done
+
+
+class _Display:
+    """What a user sees of one run: the view on a terminal; elsewhere a log, a line per step."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        session: _Session,
+        view: TrainingView,
+        refresher: Refresher,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._session = session
+        self._view = view
+        self._refresher = refresher
+        self._progress = session.progress
+
+    def _log(self, line: str) -> None:
+        if line and not self._progress.on_terminal:
+            self._progress.say(line)
+
+    def begin(self) -> None:
+        config = self._config
+        model = shorten_paths(config.engine.model)
+        place = shorten_paths(str(self._folder))
+        self._log(
+            f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {place}"
+        )
+
+    def enter_phase(self, phase: str) -> None:
+        self._view.enter(phase)
+        self._log(self._view.starting())
+
+    def add_step(self, trackers: Trackers, record: dict[str, Any]) -> None:
+        """Show a step, and hand it on to the trackers and the report."""
+        # The curves of a resumed run begin with its first step, not with the first one now.
+        if self._session.resume and not self._view.records:
+            for earlier in steps_before(self._folder, record["step"]):
+                self._view.add(earlier, earlier=True)
+        self._view.add(record)
+        trackers.follow(self._folder / METRICS)
+        self._log(self._view.line())
+        if record["step"] == 1:
+            self._session.say_start(self._config, self._folder)
+        self._refresher.step_done()
+
+    def end(self, done: bool) -> None:
+        """Say in one line how it ended: the view has gone from the terminal."""
+        progress = self._progress
+        if progress.on_terminal and self._view.records:
+            progress.say(self._view.result(progress.width))
+        elif done:
+            traces = " and traces/" if self._config.trace_every else ""
+            progress.say(f"Wrote {self._folder}/metrics.jsonl, checkpoints/, model/{traces}")
 
 
 def _say_start(
@@ -434,8 +512,8 @@ def _say_start(
 
     if not expected.values:
         return
-    line = start_of(folder / METRICS)
-    if sentence := expected.in_words(line, changed_from(preset, config)):
+    sentence = expected.in_words(start_of(folder / METRICS), changed_from(preset, config))
+    if sentence:
         progress.say(sentence)
 
 
@@ -455,12 +533,12 @@ def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[N
         if not progress.on_terminal:
             progress.say(STOPPING)
 
-    with _once(stop):
+    with _at_first_interrupt(stop):
         yield
 
 
 @contextmanager
-def _once(stop: Callable[[], None]) -> Iterator[None]:
+def _at_first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at the first Ctrl-C; a second one ends the program."""
     stopping = False
 

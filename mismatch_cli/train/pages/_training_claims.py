@@ -7,7 +7,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.outline import Brief, Facts, Priority, Status, Table, Verdict
 from mismatch_cli.report.tables import TextColumn, col, percent, plain, table, text, value_of
-from mismatch_cli.train.pages._training_verdict import by_how_much, how_paired
+from mismatch_cli.train.pages._training_verdict import by_how_much, first_named, how_paired
 from mismatch_cli.train.studies.common_steps import in_words
 from mismatch_cli.train.studies.learning_speed import (
     AREA,
@@ -27,7 +27,6 @@ from mismatch_cli.train.studies.learning_speed import (
 )
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
-_NAMED = 3  # runs that a sentence names
 _STATUS: dict[str, Status] = {SHOWN: "good", CONTRADICTED: "bad"}
 _SIGNS = {SHOWN: "✔ ", CONTRADICTED: "✘ "}
 _IN_PERCENT = {BAD_OF_ALL.key: "bad, % of A ≠ 0", BAD_OF_NEGATIVE.key: "bad, % of A < 0"}
@@ -60,12 +59,15 @@ class _Row(NamedTuple):
 
 def claims_table(study: TrainingAnalysis) -> Table:
     """Every measure of every comparison: a row each."""
-    claims = [claim for claim in study.claims if study.claimed or claim.answer != NOT_MEASURED]
+    claims = study.claims
+    if study.claimed is None:
+        claims = [claim for claim in claims if claim.answer != NOT_MEASURED]
     rows = [_Row(claim, row) for claim in claims for row in claim.rows]
     title, own, rival = "Over the steps that both share", "first", "second"
     if len(claims) == 1:
-        title = f"{claims[0].title}, over the steps that both share"
-        own, rival = claims[0].own, claims[0].rival
+        (claim,) = claims
+        title = f"{claim.title}, over the steps that both share"
+        own, rival = claim.own, claim.rival
     return table(
         title,
         rows,
@@ -97,12 +99,15 @@ def _names(study: TrainingAnalysis, claims: Sequence[Claim]) -> list[TextColumn[
 
 
 def _brief(rows: Sequence[_Row]) -> Brief:
-    """What decides comes first: the areas of all settings, then the steps, then the rest."""
-    first = (AREA.key, STEPS.key)
-    ranked = [n for key in first for n, row in enumerate(rows) if row.measure.measure == key]
-    rest = [n for n in range(len(rows)) if n not in ranked]
-    several = len({id(row.claim) for row in rows}) > 1
-    return Brief(ranked if several else ranked + rest, f"{_DIFFERENCE} {_DECIDES}")
+    """What decides comes first: the areas of all settings, then the steps. The rest follows where
+    the table is about a single comparison.
+    """
+    keys = [row.measure.measure for row in rows]
+    ranks = {AREA.key: 0, STEPS.key: 1}
+    order = sorted(range(len(rows)), key=lambda place: ranks.get(keys[place], 2))
+    if keys.count(AREA.key) > 1:
+        order = [place for place in order if keys[place] in ranks]
+    return Brief(order, f"{_DIFFERENCE} {_DECIDES}")
 
 
 def _label(row: _Row) -> str:
@@ -131,11 +136,13 @@ def claim_remarks(claims: Sequence[Claim]) -> Facts:
     if len(claims) > 1:
         return ()
     (claim,) = claims
-    by_seed, steps = claim.by_seed, claim.row(STEPS)
     facts: Facts = ()
+    by_seed = claim.by_seed
     if len(by_seed) > 1:
-        seeds, differences = ", ".join(map(str, by_seed)), map(numbers.number, by_seed.values())
-        facts += (("By seed", f"the area differs by {', '.join(differences)} (seeds {seeds})"),)
+        seeds = ", ".join(map(str, by_seed))
+        differences = ", ".join(map(numbers.number, by_seed.values()))
+        facts += (("By seed", f"the area differs by {differences} (seeds {seeds})"),)
+    steps = claim.row(STEPS)
     if steps is not None and steps.not_reached_by:
         facts += (("Not reached", _listed(steps.not_reached_by)),)
     return facts
@@ -143,9 +150,7 @@ def claim_remarks(claims: Sequence[Claim]) -> Facts:
 
 def _listed(names: Sequence[str]) -> str:
     """`by 5 runs: a, b, c and 2 more`."""
-    left = len(names) - _NAMED
-    more = f" and {left} more" if left > 0 else ""
-    return f"by {numbers.things(len(names), 'run')}: {', '.join(names[:_NAMED])}{more}"
+    return f"by {numbers.things(len(names), 'run')}: {first_named(names)}"
 
 
 def claim_verdict(claims: Sequence[Claim]) -> Verdict:
@@ -153,16 +158,17 @@ def claim_verdict(claims: Sequence[Claim]) -> Verdict:
     if len(claims) > 1:
         return _of_several(claims)
     (claim,) = claims
-    area, words = claim.area, claim.answer.upper()
+    headline = claim.answer.upper()
     if claim.answer == NOT_MEASURED:
-        return Verdict(words, "The runs share no step with a reward.")
+        return Verdict(headline, "The runs share no step with a reward.")
+    area = claim.area
     sentence = _SENTENCES[claim.answer].format(own=claim.own, rival=claim.rival)
     sentence += f": mean reward over {in_words(claim.common.step_N)} differs by "
     if claim.answer == ONE_SEED_EACH:
         alone = numbers.number(area.difference.value)
-        return Verdict(words, f"{sentence}{alone}. Repeat both with --seeds 3.")
+        return Verdict(headline, f"{sentence}{alone}. Repeat both with --seeds 3.")
     sentence += f"{by_how_much(area.difference)}, {how_paired(area.paired_seeds)}."
-    return Verdict(words, " ".join([sentence, *_others(claim)]), _STATUS.get(claim.answer, ""))
+    return Verdict(headline, " ".join([sentence, *_others(claim)]), _STATUS.get(claim.answer, ""))
 
 
 def _others(claim: Claim) -> list[str]:
@@ -177,13 +183,13 @@ def _of_several(claims: Sequence[Claim]) -> Verdict:
     """In how many settings the claim is shown; contradicted ones are named."""
     answers = [claim.answer for claim in claims]
     shown, against = answers.count(SHOWN), answers.count(CONTRADICTED)
-    words = f"SHOWN IN {shown} OF {len(claims)} SETTINGS"
+    headline = f"SHOWN IN {shown} OF {len(claims)} SETTINGS"
     status: Status = "good" if shown == len(claims) else ""
     if against:
-        words += f", CONTRADICTED IN {against}"
+        headline += f", CONTRADICTED IN {against}"
         status = "mixed" if shown else "bad"
     sentence = (
         f"The claim: {claims[0].own} learns faster than {claims[0].rival}, by the mean reward "
         "over the steps that both share in a setting."
     )
-    return Verdict(words, sentence, status)
+    return Verdict(headline, sentence, status)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, repeat
 
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
@@ -61,13 +62,18 @@ def _share(mean: Estimate) -> str:
 
 
 def _whole(mean: Estimate) -> str:
+    """As a whole number, without the interval."""
     value = value_of(mean)
-    return numbers.count(None if value is None else round(value))
+    if value is None:
+        return numbers.MISSING
+    return numbers.count(round(value))
 
 
 def _or_note(mean: Estimate) -> str:
     """The value, or how many of the runs have one."""
-    return mean.note or numbers.MISSING if mean.value is None else number(mean)
+    if mean.value is None:
+        return mean.note or numbers.MISSING
+    return number(mean)
 
 
 _RUN: TextColumn[RunGroup] = text("run", lambda row: row.name)
@@ -78,30 +84,38 @@ _BAD_OF_ALL = _value("bad_over_tokens", "% of A ≠ 0", _share, short="bad % of 
 
 def _ends(study: TrainingAnalysis) -> list[TextColumn[RunGroup]]:
     """What is compared, of algorithms and of runs."""
-    bad = (_BAD, _BAD_OF_ALL) if study.occurs("bad_over_negative") else ()
-    return [
+    columns = [
         _value("reward", reward_title(study), plain),
         _value("eval_accuracy", "final accuracy", short="accuracy"),
         _value("abs_dp_last", "final |π − μ|", short="|π − μ|"),
         _BLOCKED,
-        *bad,
     ]
+    if study.occurs("bad_over_negative"):
+        columns += [_BAD, _BAD_OF_ALL]
+    return columns
 
 
 def _note(study: TrainingAnalysis, rows: Sequence[RunGroup]) -> str:
-    over = ", ± 95 % over seeds" if any(len(row.runs) > 1 for row in rows) else ""
+    """Over which steps, and over which seeds if a row has several."""
+    most = max((len(row.runs) for row in rows), default=0)
+    over = ", ± 95 % over seeds" if most > 1 else ""
     return f"Reward: {study.window}{over}."
 
 
 def _brief(study: TrainingAnalysis, note: str) -> Brief:
-    bad = _MEANING_OF_BAD if study.occurs("bad_over_negative") else ""
-    return Brief.first(_MOST, note=f"{note} {bad}".rstrip())
+    """The first rows of a table; the page says elsewhere what a bad update is."""
+    if study.occurs("bad_over_negative"):
+        note += f" {_MEANING_OF_BAD}"
+    return Brief.first(_MOST, note=note)
 
 
 def algorithms_table(study: TrainingAnalysis) -> Table:
     """Means over the seeds of each algorithm, the highest reward first; empty for a single run."""
     rows = sorted(study.by_algorithm, key=_highest_first) if len(study.runs) > 1 else []
-    reward, note = numbers.number(study.reward_to_reach, 2), _note(study, rows)
+    reward = numbers.number(study.reward_to_reach, 2)
+    note = _note(study, rows)
+    # Of a single algorithm, the table of its runs is on the screen instead.
+    is_brief = len(rows) > 1 and study.claimed is None
     return table(
         "By algorithm",
         rows,
@@ -120,7 +134,7 @@ def algorithms_table(study: TrainingAnalysis) -> Table:
             ),
         ],
         note=note,
-        brief=_brief(study, note) if len(rows) > 1 and study.claimed is None else None,
+        brief=_brief(study, note) if is_brief else None,
     )
 
 
@@ -149,6 +163,7 @@ def runs_table(study: TrainingAnalysis) -> Table:
 
 
 def _who(study: TrainingAnalysis) -> Iterator[TextColumn[RunGroup]]:
+    """What tells runs apart besides their names."""
     if not all(map(_is_named, study.runs)):
         yield text("algorithm", lambda row: row.run.algorithm, priority=_FULL)
         yield col("seed", _seed, priority=_FULL)
@@ -157,6 +172,7 @@ def _who(study: TrainingAnalysis) -> Iterator[TextColumn[RunGroup]]:
 
 
 def _is_named(run: TrainingRun) -> bool:
+    """Whether its name says algorithm and seed, as `train` names its folders."""
     return run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}"
 
 
@@ -169,11 +185,10 @@ _SetRow = tuple[str, str, SetAccuracy]
 
 def sets_table(study: TrainingAnalysis) -> Table:
     """The accuracy on each evaluation set, for runs with several."""
-    rows: list[_SetRow] = [
-        (run.name, name, accuracy)
-        for run in study.restricted
-        for name, accuracy in run.accuracy_by_set.items()
-    ]
+    rows: list[_SetRow] = []
+    for run in study.restricted:
+        for name, accuracy in run.accuracy_by_set.items():
+            rows.append((run.name, name, accuracy))
     return table(
         "Accuracy by evaluation set",
         rows,
@@ -200,9 +215,14 @@ def blocked_table(study: TrainingAnalysis) -> Table:
         _value("mu_blocked", "mean μ of blocked"),
         _value("entropy_blocked", "entropy of blocked, nats", priority=_SPARE),
     ]
+    rows = []
+    for row in study.by_run:
+        cells = {column.cell(row) for column in columns}
+        if cells != {numbers.MISSING}:
+            rows.append(row)
     return table(
         "Blocked tokens and bad updates by run",
-        [row for row in study.by_run if {c.cell(row) for c in columns} != {numbers.MISSING}],
+        rows,
         [_RUN, *columns],
         note="Means over steps.",
     )
@@ -213,9 +233,9 @@ _DoseRow = tuple[str, Dose]
 
 def staleness_table(study: TrainingAnalysis) -> Table:
     """A row per algorithm and dose; empty where the runs do not differ in staleness."""
-    rows: list[_DoseRow] = [
-        (response.algorithm, dose) for response in study.by_staleness for dose in response.doses
-    ]
+    rows: list[_DoseRow] = []
+    for response in study.by_staleness:
+        rows += zip(repeat(response.algorithm), response.doses)
     return table(
         "Blocked tokens by staleness",
         rows,
@@ -242,7 +262,7 @@ def _of_dose(key: str, title: str) -> TextColumn[_DoseRow]:
 
 def correlation_table(study: TrainingAnalysis) -> Table:
     """Bad updates, if any, with the reward of the step and with its change from the step before."""
-    rows = [row for run in study.runs for row in correlations(run)]
+    rows = list(chain.from_iterable(map(correlations, study.runs)))
     columns: list[TextColumn[Correlation]] = [
         text("run", lambda row: row.run),
         text("bad updates with", lambda row: row.other),
@@ -294,7 +314,7 @@ def trainer_table(study: TrainingAnalysis) -> Table:
 
 
 def _ratios(row: RunGroup) -> str:
-    low, high = (value_of(row.number(key)) for key in ("ratio_p01", "ratio_p99"))
+    low, high = value_of(row.number("ratio_p01")), value_of(row.number("ratio_p99"))
     if low is None or high is None:
         return numbers.MISSING
     return f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
@@ -302,7 +322,9 @@ def _ratios(row: RunGroup) -> str:
 
 def _sync(row: RunGroup) -> str:
     checks = sync_checks(row.run.records)
-    return f"{checks.proven:,} / {checks.steps:,}" if checks.steps else numbers.MISSING
+    if not checks.steps:
+        return numbers.MISSING
+    return f"{checks.proven:,} / {checks.steps:,}"
 
 
 _TimeRow = tuple[TrainingRun, StepTime]
@@ -325,8 +347,9 @@ def time_table(study: TrainingAnalysis) -> Table:
 
 def _phase_columns(times: Sequence[StepTime]) -> Iterator[TextColumn[_TimeRow]]:
     for phase in phases_of(times):
-        long = max(time.share(phase) for time in times) > _LONG
-        yield col(phase, partial(_of_phase, phase), priority=Priority.USUAL if long else _SPARE)
+        longest = max(time.share(phase) for time in times)
+        priority = Priority.USUAL if longest > _LONG else _SPARE
+        yield col(phase, partial(_of_phase, phase), priority=priority)
 
 
 def _of_phase(phase: str, row: _TimeRow) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shorten_paths
+from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.outline import Facts, MetricRow, Outline, Profile, Section, Verdict
@@ -31,7 +32,13 @@ from mismatch_cli.train.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.train.studies.phases import mean_time, recomputing
 from mismatch_cli.train.studies.run_numbers import GAP, RunGroup
 from mismatch_cli.train.studies.run_settings import shared_and_different
-from mismatch_cli.train.studies.runs import MOST_MISSING, TrainingRun, named_by, sync_in_words
+from mismatch_cli.train.studies.runs import (
+    MOST_MISSING,
+    TrainingRun,
+    algorithms_of,
+    named_by,
+    sync_in_words,
+)
 from mismatch_cli.train.studies.training import (
     Curve,
     TrainingAnalysis,
@@ -64,19 +71,21 @@ _BARS = (24, 20)  # of a curve: with one algorithm, and with several, whose name
 def page(study: TrainingAnalysis, reload_seconds: int = 0) -> Outline:
     """One run or several; the page reloads itself while training continues."""
     notes = _notes_of_answer(study)
-    reloads = ["Training is still running: this page reloads itself."] if reload_seconds else []
+    other_notes = [note for note in _notes(study) if note not in notes]
+    if reload_seconds:
+        notes += ("Training is still running: this page reloads itself.",)
     folders = [run.folder or Path(run.name) for run in study.runs]
     return Outline(
         title=_title(study),
         about=_about(study),
         subject=_subject(study.answered),
-        notes=(*notes, *reloads),
+        notes=notes,
         leading=_leading(study),
         verdict=_verdict(study),
         remarks=claim_remarks(study.claims) if study.claimed else _remarks(study),
         profiles=_profiles(study.answered),
         next=_next(study),
-        parts=_sections(study, [note for note in _notes(study) if note not in notes]),
+        parts=_sections(study, other_notes),
         settings=_settings(study.runs),
         command=command_line("report", folders, *study.claim_flags),
         notation=_NOTATION,
@@ -87,33 +96,30 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> Outline:
 def _title(study: TrainingAnalysis) -> str:
     if study.claimed is None:
         return "Does training stay stable?"
-    return "Does {} learn faster than {}?".format(*study.claimed)
+    own, rival = study.claimed
+    return f"Does {own} learn faster than {rival}?"
 
 
 def _verdict(study: TrainingAnalysis) -> Verdict:
     if study.watched is not None:
         return watch_verdict(study, study.watched)
-    return claim_verdict(study.claims) if study.claimed else verdict(study)
+    if study.claimed is not None:
+        return claim_verdict(study.claims)
+    return verdict(study)
 
 
 def _sections(study: TrainingAnalysis, notes: Sequence[str]) -> tuple[Section, ...]:
     """All parts; the notes are those on runs that the answer is not about."""
-    bad = _NO_BAD_UPDATES if study.never("bad_over_negative") else ""
-    rewards = (algorithms_table, runs_table, sets_table, trainer_table)
-    updates = (blocked_table, staleness_table, correlation_table)
+    rewards = filled(
+        algorithms_table(study), runs_table(study), sets_table(study), trainer_table(study)
+    )
+    updates = filled(blocked_table(study), staleness_table(study), correlation_table(study))
+    none_bad = _NO_BAD_UPDATES if study.never("bad_over_negative") else ""
     return (
         *_limits(study.watched),
         Section("Which learns faster", tables=filled(claims_table(study))),
-        Section(
-            "Reward and mismatch",
-            " ".join(notes),
-            tables=filled(*(make(study) for make in rewards)),
-        ),
-        Section(
-            "Bad updates and blocked tokens",
-            bad + _BAD_UPDATES,
-            tables=filled(*(make(study) for make in updates)),
-        ),
+        Section("Reward and mismatch", " ".join(notes), tables=rewards),
+        Section("Bad updates and blocked tokens", none_bad + _BAD_UPDATES, tables=updates),
         Section("Where the time goes", _time_text(study.runs), tables=filled(time_table(study))),
     )
 
@@ -140,23 +146,26 @@ def _time_text(runs: Sequence[TrainingRun]) -> str:
     shares = recomputing(runs)
     if not shares:
         return ""
-    ends = dict.fromkeys(f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    return f"Recomputing log π′ takes {' to '.join(ends)} of a step in runs that do it."
+    least, most = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
+    share = least if least == most else f"{least} to {most}"
+    return f"Recomputing log π′ takes {share} of a step in runs that do it."
 
 
 def _subject(study: TrainingAnalysis) -> tuple[str, str]:
+    """What was trained, and how, in two lines."""
     runs = study.runs
-    names = list(dict.fromkeys(run.algorithm for run in runs))
-    who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
-    batch = [settings_of(runs, key) for key in ("prompts_per_step", "samples_per_prompt")]
+    names = algorithms_of(runs)
+    algorithms = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
+    batch = (settings_of(runs, "prompts_per_step"), settings_of(runs, "samples_per_prompt"))
+    engine = (settings_of(runs, "engine"), settings_of(runs, "rollout_dtype"))
     return (
-        f"train  {_joined(who, *what_was_trained(runs))}",
+        f"train  {_joined(algorithms, *what_was_trained(runs))}",
         _joined(
             numbers.things(len(runs), "run"),
             steps_of(runs),
             _named(" × ".join(filter(None, batch)), "{} responses"),
             _named(settings_of(runs, "trainer_dtype"), "trainer {}"),
-            " ".join(filter(None, (settings_of(runs, key) for key in ("engine", "rollout_dtype")))),
+            " ".join(filter(None, engine)),
         ),
     )
 
@@ -171,21 +180,29 @@ def _named(value: str, words: str) -> str:
 
 
 def _about(study: TrainingAnalysis) -> Facts:
+    """The settings of the runs in words, and how many runs and steps there are."""
     runs = study.runs
-    seeds, steps = {run.seed for run in runs if run.seed is not None}, [run.steps for run in runs]
-    words = ", seed {}" if len(seeds) == 1 else ", seeds {}"
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    seed_words = ", seed {}" if len(seeds) == 1 else ", seeds {}"
+    steps = [run.steps for run in runs]
+    ends = map(numbers.count, (min(steps), max(steps)))
     facts = {
         "Model": settings_of(runs, "model"),
         "Problems": ", ".join(dict.fromkeys(filter(None, map(problems_of, runs)))),
         "Trainer": settings_of(runs, "trainer_dtype"),
         "Rollout engine": _in_words(runs, _ENGINE),
         "Sampling": _in_words(runs, _SAMPLING),
-        "Algorithms": ", ".join(dict.fromkeys(run.algorithm for run in runs)),
+        "Algorithms": ", ".join(algorithms_of(runs)),
         "Settings": "; ".join(filter(None, study.settings)),
-        "Runs": numbers.count(len(runs)) + _named(", ".join(map(str, sorted(seeds))), words),
-        "Steps": " to ".join(dict.fromkeys(map(numbers.count, (min(steps), max(steps))))),
+        "Runs": numbers.count(len(runs)) + _named(", ".join(map(str, seeds)), seed_words),
+        "Steps": " to ".join(dict.fromkeys(ends)),
     }
-    return tuple((label, value) for label, value in facts.items() if value)
+    return _filled(facts)
+
+
+def _filled(facts: Mapping[str, str]) -> Facts:
+    """The facts that are not empty."""
+    return tuple((label, words) for label, words in facts.items() if words)
 
 
 # Settings, and how they are said
@@ -200,8 +217,12 @@ _SAMPLING = {
 
 def _in_words(runs: Sequence[TrainingRun], words_of: Mapping[str, str]) -> str:
     """The settings that runs have, without those that follow from others."""
-    values = {key: settings_of(runs, key) for key in words_of}
-    return _joined(*(_named(values[key], words_of[key]) for key in values if values[key] != "auto"))
+    facts = []
+    for key, words in words_of.items():
+        value = settings_of(runs, key)
+        if value != "auto":
+            facts.append(_named(value, words))
+    return _joined(*facts)
 
 
 def _notes_of_answer(study: TrainingAnalysis) -> tuple[str, ...]:
@@ -221,7 +242,8 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
         notes.append(
             f"{' and '.join(names)} made the same updates at every step: their lines coincide."
         )
-    if len({(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}) > 1:
+    tasks = {(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}
+    if len(tasks) > 1:
         notes.append(
             "The runs use different models or problems, so their rewards are not comparable."
         )
@@ -243,11 +265,10 @@ def _lost_steps(run: TrainingRun) -> str:
     if run.partial is None or not run.partial.missing_steps:
         return ""
     lost = run.partial.missing_steps
-    least = "at least " if len(lost) == MOST_MISSING else ""
-    return (
-        f"PARTIAL: {run.name} has no record of {least}{numbers.things(len(lost), 'step')} before "
-        f"its last (first: {lost[0]:,})."
-    )
+    steps = numbers.things(len(lost), "step")
+    if len(lost) == MOST_MISSING:
+        steps = f"at least {steps}"
+    return f"PARTIAL: {run.name} has no record of {steps} before its last (first: {lost[0]:,})."
 
 
 def _shared_steps(steps: CommonSteps) -> str:
@@ -256,10 +277,11 @@ def _shared_steps(steps: CommonSteps) -> str:
     """
     if steps.is_whole:
         return ""
-    runs, short = numbers.things(len(steps.runs), "run"), [run.name for run in steps.shortest]
+    runs = numbers.things(len(steps.runs), "run")
     if not len(steps.step_N):
         return f"PARTIAL: {runs} share no step, so they are not compared."
     sentence = f"PARTIAL: {runs} are compared over {in_words(steps.step_N)}, which they share"
+    short = [run.name for run in steps.shortest]
     if not short:
         return f"{sentence}."
     if len(short) == 1:
@@ -272,22 +294,26 @@ def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
     """Final reward and accuracy of each algorithm; empty where there are more than have room."""
     if len(study.by_algorithm) > _LEADING:
         return ()
-    rows = (
-        _leading_row(study, TRAINING[key], group)
-        for key in (_REWARD, "eval_accuracy")
-        for group in study.by_algorithm
-    )
-    return tuple(row for row in rows if row.value != numbers.MISSING)
+    rows = []
+    for key in (_REWARD, "eval_accuracy"):
+        for group in study.by_algorithm:
+            row = _leading_row(study, TRAINING[key], group)
+            if row.value != numbers.MISSING:
+                rows.append(row)
+    return tuple(rows)
 
 
 _REWARD = "reward"
 
 
 def _leading_row(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> MetricRow:
-    mean, label = group.number(metric.key), _label(study, metric, group)
+    """A number of an algorithm, which is named if there are several."""
+    mean = group.number(metric.key)
     value, _, half = plain(mean).partition(" ")
     interval = f"{half}, 95 % over {len(group.runs)} seeds" if half else numbers.MISSING
-    name = f"{label} · {group.name}" if len(study.by_algorithm) > 1 else label
+    name = _label(study, metric, group)
+    if len(study.by_algorithm) > 1:
+        name += f" · {group.name}"
     return MetricRow(metric, value, interval, note=mean.note or "", name=name)
 
 
@@ -305,17 +331,21 @@ def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
     """Every setting: those that all runs share, then those that differ, by run."""
     shared, others = shared_and_different(runs)
     different = [key for key in others if key not in _IN_THE_TABLE]
-    tables = [("All runs" if len(runs) > 1 else "Configuration", _facts(runs[0], shared))]
-    tables += [(run.name, _facts(run, different)) for run in runs]
-    return tuple((title, facts) for title, facts in tables if facts)
+    title = "All runs" if len(runs) > 1 else "Configuration"
+    tables = [(title, _facts(runs[0], shared))] if shared else []
+    if different:
+        tables += [(run.name, _facts(run, different)) for run in runs]
+    return tuple(tables)
 
 
 def _facts(run: TrainingRun, keys: Sequence[str]) -> Facts:
-    values = [run.config.get(key) for key in keys]
-    return tuple(
-        (key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value))
-        for key, value in zip(keys, values, strict=True)
-    )
+    """The settings of a run with their values."""
+    facts = []
+    for key in keys:
+        value = run.config.get(key)
+        shown = numbers.MISSING if value in (None, "") else str(value)
+        facts.append((key.replace("_", " "), shown))
+    return tuple(facts)
 
 
 def _remarks(study: TrainingAnalysis) -> Facts:
@@ -328,11 +358,13 @@ def _remarks(study: TrainingAnalysis) -> Facts:
         "Rounding": _rounding(study.together),
         "A step takes": _time(study.runs),
     }
-    return tuple((label, words) for label, words in facts.items() if words)
+    return _filled(facts)
 
 
 def _no_signal(runs: RunGroup) -> str:
-    right, wrong = (runs.number(f"groups_all_{how}").value for how in ("right", "wrong"))
+    """The groups without an advantage; empty where they were not counted."""
+    right = runs.number("groups_all_right").value
+    wrong = runs.number("groups_all_wrong").value
     if right is None or wrong is None:
         return ""
     return (
@@ -345,7 +377,8 @@ def _rounding(runs: RunGroup) -> str:
     """What the engine's dtype swallows of the trainer's steps; empty where both have the same
     digits.
     """
-    gap, share = runs.number("rounding_gap").value, runs.number("weights_changed").value
+    gap = runs.number("rounding_gap").value
+    share = runs.number("weights_changed").value
     if not gap or share is None:
         return ""
     return (
@@ -355,10 +388,16 @@ def _rounding(runs: RunGroup) -> str:
 
 
 def _time(runs: Sequence[TrainingRun]) -> str:
+    """The seconds of a step, and its long phases; empty where no times were recorded."""
     time = mean_time(runs)
-    long = [phase for phase in time.by_phase if time.share(phase) > _LONG]
-    shares = ", ".join(f"{phase} {100 * time.share(phase):.0f} %" for phase in long)
-    return f"{numbers.number(time.seconds, 2)} s: {shares}" if long else ""
+    shares = []
+    for phase in time.by_phase:
+        share = time.share(phase)
+        if share > _LONG:
+            shares.append(f"{phase} {100 * share:.0f} %")
+    if not shares:
+        return ""
+    return f"{numbers.number(time.seconds, 2)} s: {', '.join(shares)}"
 
 
 def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
@@ -381,27 +420,32 @@ def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
 def _strongest(study: TrainingAnalysis) -> list[str]:
     """The algorithms whose curves are drawn: the highest at the end, and the lowest."""
     names = study.highest_first or list(study.algorithms)
-    drawn = _DRAWN[len(study.settings) > 1]
-    return names if len(names) <= drawn else [*names[: drawn - 1], names[-1]]
+    most = _DRAWN[len(study.settings) > 1]
+    if len(names) <= most:
+        return names
+    return [*names[: most - 1], names[-1]]
 
 
 def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
+    """A curve as bars, with its first and last step and its range."""
     value_N = factor * curve.value_N
-    low, high = (numbers.number(float(end), 2) for end in (np.nanmin(value_N), np.nanmax(value_N)))
-    values = [float(value) if np.isfinite(value) else None for value in value_N]
-    first, last = (f"{step:.0f}" for step in curve.step_N[[0, -1]])
+    low = numbers.number(float(np.nanmin(value_N)), 2)
+    high = numbers.number(float(np.nanmax(value_N)), 2)
+    values = list(map(finite_or_none, value_N.tolist()))
+    first, last = f"{curve.step_N[0]:.0f}", f"{curve.step_N[-1]:.0f}"
     bars_B = tuple(numbers.stretches(values, bars))
     return Profile(title, bars_B, first, last, f"{low} to {high}", drawn=True)
 
 
 def _next(study: TrainingAnalysis) -> Facts:
     """Commands for the same algorithms: what they block, which learns faster, and every number."""
-    flags, trace = study.claim_flags, study.answered.runs[0].last_trace
-    folders = [run.folder for run in study.runs if run.folder is not None]
+    flags = study.claim_flags
+    trace = study.answered.runs[0].last_trace
     lines = []
     if trace is not None:
-        what = "what both block on the same tokens" if flags else "what other trust regions block"
-        lines.append((suggest("clipstats", trace, *flags), what))
+        answer = "what both block on the same tokens" if flags else "what other trust regions block"
+        lines.append((suggest("clipstats", trace, *flags), answer))
+    folders = [run.folder for run in study.runs if run.folder is not None]
     if len(folders) < len(study.runs):
         return tuple(lines)
     runs = named_by(folders)

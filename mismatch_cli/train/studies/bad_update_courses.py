@@ -20,6 +20,8 @@ class BadUpdateCourse(NamedTuple):
 
 def bad_update_courses(study: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
     """The algorithms that recorded rewards and bad updates; empty if no update was bad."""
+    if not study.occurs("bad_over_negative"):
+        return {}
     courses = {}
     for name, runs in study.algorithms.items():
         course = BadUpdateCourse(
@@ -30,4 +32,4 @@ def bad_update_courses(study: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
         )
         if course.reward.has_values and course.of_negative.has_values:
             courses[name] = course
-    return courses if study.occurs("bad_over_negative") else {}
+    return courses

@@ -35,9 +35,8 @@ def bound_qualities(study: TrainingAnalysis) -> dict[str, dict[str, Curve]]:
 
 
 def _share(run: TrainingRun, bound: str) -> np.ndarray:
-    full_N, bound_N = run.series(_GROUP, _FULL), run.series(_GROUP, bound)
-    full_N = np.where(full_N > 0, full_N, np.nan)
-    return bound_N / full_N
+    full_N = run.series(_GROUP, _FULL)
+    return run.series(_GROUP, bound) / np.where(full_N > 0, full_N, np.nan)
 
 
 def tokens_per_step(runs: Sequence[TrainingRun]) -> int:
@@ -45,5 +44,7 @@ def tokens_per_step(runs: Sequence[TrainingRun]) -> int:
     were.
     """
     counts = [run.measured(_GROUP, _TOKENS) for run in runs]
-    count_N = np.concatenate(counts) if counts else np.zeros(0)
-    return round(float(np.median(count_N))) if len(count_N) else 0
+    count_N = np.concatenate([np.zeros(0), *counts])
+    if not len(count_N):
+        return 0
+    return round(float(np.median(count_N)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any
 
 import numpy as np
 
@@ -39,12 +38,12 @@ class CommonSteps:
 
     @cached_property
     def step_N(self) -> np.ndarray:
-        """Their numbers, ascending."""
+        """The numbers of these steps, ascending."""
         return _shared(_with(run, "reward") for run in self.runs)
 
     @property
     def window_N(self) -> np.ndarray:
-        """Those of the final reward: the last ones."""
+        """The numbers of the steps of the final reward: the last ones."""
         return self.step_N[-LAST:]
 
     @property
@@ -95,20 +94,24 @@ def _evaluations(run: TrainingRun) -> np.ndarray:
 def _shared(steps: Iterable[np.ndarray]) -> np.ndarray:
     """The numbers that all have, ascending; empty without any."""
     every = list(steps)
-    return reduce(np.intersect1d, every, *every[:1]) if every else np.zeros(0)
+    if not every:
+        return np.zeros(0)
+    # Intersected with itself, the first one is sorted and unique even if it is the only one.
+    return reduce(np.intersect1d, every, every[0])
 
 
 def _restricted(run: TrainingRun, step_N: np.ndarray, evaluated_N: np.ndarray) -> TrainingRun:
+    """The run with these steps, and with an evaluation only after those that all runs have."""
     keep_N = ~run.is_step_N | np.isin(run.step_N, step_N)
-    rows = zip(run.records, run.step_N.tolist(), keep_N, strict=True)
     evaluated = set(evaluated_N.tolist())
-    records = [_record(record, step, step in evaluated) for record, step, keep in rows if keep]
+    records = []
+    for record, step, keep in zip(run.records, run.step_N.tolist(), keep_N, strict=True):
+        if not keep:
+            continue
+        # Its place does not tell its number any longer.
+        record = record | {"step": step}
+        if step not in evaluated:
+            for key in _OF_EVALUATION:
+                record.pop(key, None)
+        records.append(record)
     return replace(run, records=records)
-
-
-def _record(record: dict[str, Any], step: float, evaluated: bool) -> dict[str, Any]:
-    """A record under its number, which its place does not tell any longer."""
-    numbered = record | {"step": step}
-    if evaluated:
-        return numbered
-    return {key: value for key, value in numbered.items() if key not in _OF_EVALUATION}

@@ -93,10 +93,12 @@ def _seconds_to(run: TrainingRun, reward: float | None) -> float | None:
     if not np.isfinite(phase_PN).any():
         return None
     second_N = np.nansum(phase_PN, axis=0)
+    # The reward of a step is that of the weights before it, so its own seconds do not count.
     return _at_crossing(run, reward, np.cumsum(second_N) - second_N)
 
 
 def _at_crossing(run: TrainingRun, reward: float | None, value_N: np.ndarray) -> float | None:
+    """A value at which a run first reaches a reward, linear between steps; infinity if never."""
     reward_N = run.series("reward")
     has_N = np.isfinite(reward_N)
     reward_N, value_N = reward_N[has_N], value_N[has_N]
@@ -185,8 +187,8 @@ class Claim:
     @property
     def title(self) -> str:
         """`dppo-binary-tv − pg-is`, with the setting if there are several."""
-        words = f"{self.own} − {self.rival}"
-        return f"{words}{SEPARATOR}{self.setting}" if self.setting else words
+        title = f"{self.own} − {self.rival}"
+        return SEPARATOR.join(filter(None, (title, self.setting)))
 
     @cached_property
     def common(self) -> CommonSteps:
@@ -195,6 +197,7 @@ class Claim:
 
     @cached_property
     def _restricted(self) -> tuple[list[TrainingRun], list[TrainingRun]]:
+        """Own runs and the rival's, over the common steps."""
         runs, count = self.common.restricted, len(self.own_runs)
         return runs[:count], runs[count:]
 
@@ -227,7 +230,10 @@ class Claim:
 
     def row(self, measure: Measure) -> ClaimRow | None:
         """The row of a measure, if it was taken."""
-        return next((row for row in self.rows if row.measure == measure.key), None)
+        for row in self.rows:
+            if row.measure == measure.key:
+                return row
+        return None
 
     @property
     def by_seed(self) -> dict[int, float]:
@@ -240,14 +246,18 @@ class Claim:
         """The common steps, and at each of them own − rival reward over the paired seeds."""
         step_N = self.common.step_N
         own_RN, rival_RN = map(reward_matrix, self._restricted, repeat(step_N))
-        rows = map(self._apart, own_RN.T, rival_RN.T)
-        return step_N, list(rows)
+        return step_N, list(map(self._difference, own_RN.T, rival_RN.T))
 
-    def _apart(self, own_R: np.ndarray, rival_R: np.ndarray) -> Estimate:
-        own, rival = _with_seeds(self.own_runs, own_R), _with_seeds(self.rival_runs, rival_R)
-        return difference(own, rival).estimate if own and rival else Estimate(None)
+    def _difference(self, own_R: np.ndarray, rival_R: np.ndarray) -> Estimate:
+        """Own − rival value over the paired seeds; without a value if either has none."""
+        own = _with_seeds(self.own_runs, own_R)
+        rival = _with_seeds(self.rival_runs, rival_R)
+        if not own or not rival:
+            return Estimate(None)
+        return difference(own, rival).estimate
 
     def _row(self, measure: Measure) -> ClaimRow:
+        """What a measure says; no difference where a run never reaches the reward."""
         value_2R = self._values(measure)
         own_mean, rival_mean = map(_mean, value_2R)
         row = partial(ClaimRow, measure.key, own_mean, rival_mean)
@@ -258,8 +268,8 @@ class Claim:
         own, rival = self._seeded(measure)
         if not own or not rival:
             return row(Estimate(None), 0, NOT_MEASURED)
-        apart, pairs = difference(own, rival)
-        return row(apart, pairs, _answer(apart, measure.more_is_better))
+        estimate, pairs = difference(own, rival)
+        return row(estimate, pairs, _answer(estimate, measure.more_is_better))
 
     def _values(self, measure: Measure) -> list[np.ndarray]:
         """The measure of own runs, and of the rival's."""
@@ -299,15 +309,15 @@ def between(own: str, rival: str, runs_of: _BySetting) -> list[Claim]:
 
     If none has, each of their settings is compared with each, as far as they share a task.
     """
-    shared = [
-        Claim(own, rival, by_name[own], by_name[rival], setting)
-        for setting, by_name in runs_of.items()
-        if own in by_name and rival in by_name
-    ]
-    return shared or list(_across_settings(own, rival, runs_of))
+    claims = []
+    for setting, by_name in runs_of.items():
+        if own in by_name and rival in by_name:
+            claims.append(Claim(own, rival, by_name[own], by_name[rival], setting))
+    return claims or list(_across_settings(own, rival, runs_of))
 
 
 def _across_settings(own: str, rival: str, runs_of: _BySetting) -> Iterator[Claim]:
+    """The claim between each setting of one algorithm and each of the other, on a shared task."""
     for (own_setting, mine), (rival_setting, others) in product(runs_of.items(), repeat=2):
         own_runs, rival_runs = mine.get(own, ()), others.get(rival, ())
         if own_runs and rival_runs and task_of(own_runs[0]) == task_of(rival_runs[0]):
@@ -339,12 +349,14 @@ def _with_seeds(runs: Sequence[TrainingRun], value_R: np.ndarray) -> Seeded:
     return seeded(compress(runs, has_R), value_R[has_R].tolist())
 
 
-def _answer(apart: Estimate, more_is_better: bool) -> str:
+def _answer(difference: Estimate, more_is_better: bool) -> str:
     """Whether own − rival shows that own is better, with 95 % confidence."""
-    if apart.low is None or apart.high is None:
-        if apart.note == ONE_SEED:
+    if difference.low is None or difference.high is None:
+        if difference.note == ONE_SEED:
             return ONE_SEED_EACH
-        return NO_INTERVAL if apart.value else NOT_SHOWN
-    if apart.low <= 0 <= apart.high:
+        # All seeds differ by the same: by nothing, or by a number whose error is unknown.
+        return NO_INTERVAL if difference.value else NOT_SHOWN
+    if difference.low <= 0 <= difference.high:
         return NOT_SHOWN
-    return SHOWN if (apart.low > 0) == more_is_better else CONTRADICTED
+    own_is_more = difference.low > 0
+    return SHOWN if own_is_more == more_is_better else CONTRADICTED

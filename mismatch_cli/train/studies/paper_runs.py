@@ -69,8 +69,9 @@ def _preset() -> dict[str, Any]:
 
 def _start_of(key: str) -> float:
     """What the preset expects of the first line of metrics.jsonl."""
-    values = _preset()[_STARTS]["values"].values()
-    return float(next(value["value"] for value in values if value["key"] == key))
+    targets = _preset()[_STARTS]["values"].values()
+    values = {target["key"]: target["value"] for target in targets}
+    return float(values[key])
 
 
 def _setting(run: TrainingRun, key: str) -> Any:
@@ -78,6 +79,7 @@ def _setting(run: TrainingRun, key: str) -> Any:
 
 
 def _comparable(value: Any) -> Any:
+    """A setting in the form in which two runs may share it: names without their folders."""
     return value.rsplit("/", 1)[-1] if isinstance(value, str) else value
 
 
@@ -87,7 +89,9 @@ def reward_of_paper(runs: Sequence[TrainingRun]) -> list[PaperValue]:
 
 
 def mismatch_of_paper(runs: Sequence[TrainingRun]) -> list[PaperValue]:
-    """Likewise the mean |π − μ| at the weights that sampled."""
+    """The mean |π − μ| at the weights that sampled with which runs of the paper start and end; empty
+    unless all repeat it.
+    """
     return _values(runs, _start_of("mismatch.abs_dp_mean"), lambda ending: ending.mismatch)
 
 
@@ -110,8 +114,9 @@ def _values(
     if not runs or not all(map(repeats_paper, runs)):
         return []
     endings = {end_of(ENDINGS[run.algorithm]) for run in runs if run.algorithm in ENDINGS}
-    words = "paper, ends" if len(endings) > 1 else "paper, end: {}"
     values = [_start(start, f"paper, start: {number(start)}", most)]
+    # Lines that are close would overlap in their words: only the highest has some.
+    words = "paper, ends" if len(endings) > 1 else "paper, end: {}"
     for end in sorted(filter(None, endings), reverse=True):
         values.append(_read(end, words.format(number(end)), most))
         words = ""

@@ -49,13 +49,15 @@ def _by_relaxation(study: TrainingAnalysis) -> dict[Relaxation, list[TrainingRun
         relaxation = relaxation_of(run.algorithm)
         if relaxation is not None:
             runs_of.setdefault(relaxation, []).append(run)
-    return {relaxation: runs_of[relaxation] for relaxation in sorted(runs_of)}
+    return dict(sorted(runs_of.items()))
 
 
 def _in_words(runs_of: Mapping[Relaxation, list[TrainingRun]]) -> dict[str, list[TrainingRun]]:
     """`α = 0.1`; with its name where several kinds are relaxed, and for the clip itself."""
-    kinds = {relaxation.name for relaxation in runs_of if relaxation.name != _CLIP}
-    named = {_CLIP} if len(kinds) < 2 else {_CLIP, *kinds}
+    named = {relaxation.name for relaxation in runs_of} | {_CLIP}
+    # With the clip and one kind of relaxation, α alone tells the rest apart.
+    if len(named) == 2:
+        named = {_CLIP}
     return {_words(relaxation, named): runs for relaxation, runs in runs_of.items()}
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from mismatch_cli.probe.tasks.answers import VERL_RULE
 from mismatch_cli.train.studies.runs import TrainingRun
 
-# Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
+# Algorithm and seed are what the lines of a figure are; the others change no update: length, memory,
+# processes, evaluations, records.
 NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
     "weight_transfer",  # of earlier versions
@@ -42,19 +43,22 @@ def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
     """
     values_of = _differences(runs)
     keys = _telling(values_of)
-    names = [
-        ", ".join(_in_words(key, values_of[key][place]) for key in keys)
-        for place in range(len(runs))
-    ]
+    names = []
+    for place in range(len(runs)):
+        words = [_in_words(key, values_of[key][place]) for key in keys]
+        names.append(", ".join(words))
     return _numbered(names, _rows(values_of, keys))
 
 
 def shared_and_different(runs: Sequence[TrainingRun]) -> tuple[list[str], list[str]]:
     """The keys of settings that all runs share, and of those in which they differ."""
     configs = [run.config for run in runs]
-    keys = list(dict.fromkeys(chain.from_iterable(configs)))
-    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
-    return [key for key in keys if key not in different], different
+    shared: list[str] = []
+    different: list[str] = []
+    for key in dict.fromkeys(chain.from_iterable(configs)):
+        values = {repr(config.get(key)) for config in configs}
+        (different if len(values) > 1 else shared).append(key)
+    return shared, different
 
 
 def task_of(run: TrainingRun) -> tuple[Any, ...]:
@@ -66,51 +70,60 @@ def task_of(run: TrainingRun) -> tuple[Any, ...]:
 
 def short_name(name: str) -> str:
     """A model or data set without its folders; the hub's `owner/name` stays."""
-    return name if name.count("/") < 2 and not name.startswith("…/") else name.rsplit("/", 1)[-1]
+    is_path = name.count("/") > 1 or name.startswith("…/")
+    return _without_folders(name) if is_path else name
+
+
+def _without_folders(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
 
 
 def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
     """The values of all runs for each key in which they differ: names first, then switches, then
     the rest.
     """
-    keys = [
-        key
-        for key in dict.fromkeys(key for run in runs for key in run.config)
-        if key not in NO_SETTING
-    ]
-    found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
+    values_of = {}
+    for key in dict.fromkeys(chain.from_iterable(run.config for run in runs)):
+        if key in NO_SETTING:
+            continue
+        values = _values(runs, key)
+        if len(set(map(repr, values))) > 1:
+            values_of[key] = values
 
     def place(key: str) -> int:
-        return (
-            _NAMES.index(key)
-            if key in _NAMES
-            else len(_NAMES) + (not isinstance(found[key][0], bool))
-        )
+        if key in _NAMES:
+            return _NAMES.index(key)
+        is_switch = isinstance(values_of[key][0], bool)
+        return len(_NAMES) if is_switch else len(_NAMES) + 1
 
-    return {key: found[key] for key in sorted(found, key=place)}
+    return {key: values_of[key] for key in sorted(values_of, key=place)}
 
 
 def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
     """A key's value in each run; a setting that an older run lacks had its former value, or
     counts as equal.
     """
-    known = [run.config[key] for run in runs if key in run.config]
-    missing = (
-        False if all(isinstance(value, bool) for value in known) else BEFORE.get(key, known[0])
-    )
-    return [run.config.get(key, missing) for run in runs]
+    recorded = [run.config[key] for run in runs if key in run.config]
+    former = BEFORE.get(key, recorded[0])
+    # A switch was off before it existed.
+    if all(isinstance(value, bool) for value in recorded):
+        former = False
+    return [run.config.get(key, former) for run in runs]
 
 
 def _rows(values_of: Mapping[str, Sequence[Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
     """Each run's values for these keys."""
-    columns = [list(map(repr, values_of[key])) for key in keys]
-    return list(zip(*columns, strict=True)) if columns else []
+    if not keys:
+        return []
+    columns = [map(repr, values_of[key]) for key in keys]
+    return list(zip(*columns, strict=True))
 
 
 def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
     """The keys needed to distinguish all settings, in their order."""
 
     def settings(keys: Sequence[str]) -> int:
+        """How many settings these keys tell apart."""
         return len(set(_rows(values_of, keys))) or 1
 
     chosen: list[str] = []
@@ -119,7 +132,8 @@ def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
             chosen.append(key)
     for key in reversed(chosen):  # an early key may follow from later ones
         others = [other for other in chosen if other != key]
-        chosen = others if settings(others) == settings(chosen) else chosen
+        if settings(others) == settings(chosen):
+            chosen = others
     return chosen
 
 
@@ -128,29 +142,35 @@ def _in_words(key: str, value: Any) -> str:
     words = _WORDS.get(key, key.replace("_", " "))
     if isinstance(value, bool):
         return words if value else f"no {words}"
-    if key == "environment":
-        return _cut(str(value).rsplit("/", 1)[-1]) if value else "no environment"
+    if key == "environment" and not value:
+        return "no environment"
+    if key == "environment" or (key in _NAMES and value):
+        return _cut(_without_folders(str(value)))
+    # Elsewhere 0 means the default, while as a staleness it is a number like any other.
     if key == "staleness":
         return f"staleness {value}"
-    if key in _NAMES and value:
-        return _cut(str(value).rsplit("/", 1)[-1])
-    return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"
+    if isinstance(value, float):
+        return f"{words} {value:g}"
+    return f"{words} {value or 'by default'}"
 
 
 def _cut(name: str) -> str:
     """Cut the middle out of a name that is too long for a table row."""
-    return (
-        name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
-    )
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _numbered(names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Number settings with the same words, such as two models of one name in two folders."""
-    alike: dict[str, list[tuple[str, ...]]] = {}
+    if not rows:
+        return list(names)
+    rows_of: dict[str, list[tuple[str, ...]]] = {}
     numbered = []
-    for name, row in zip(names, rows or [()] * len(names), strict=True):
-        seen = alike.setdefault(name, [])
-        seen += [row] * (row not in seen)
-        number = seen.index(row) + 1
+    for name, row in zip(names, rows, strict=True):
+        alike = rows_of.setdefault(name, [])
+        if row not in alike:
+            alike.append(row)
+        number = alike.index(row) + 1
         numbered.append(name if number == 1 else f"{name} ({number})")
     return numbered

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, unreadable
+from mismatch_cli.base.numbers import things
 from mismatch_cli.base.places import shorten_apart, shorten_paths
 from mismatch_cli.base.text import parse_json
 from mismatch_cli.metrics.update_table import FIRST, LAST
@@ -124,11 +125,10 @@ class TrainingRun:
         """The highest mean over a window of steps as long as that of the final reward."""
         reward_N = self.measured("reward")
         width = min(LAST, len(reward_N))
-        return (
-            float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max())
-            if width
-            else None
-        )
+        if not width:
+            return None
+        mean_N = np.convolve(reward_N, np.full(width, 1 / width), "valid")
+        return float(mean_N.max())
 
     @property
     def final_accuracy(self) -> float | None:
@@ -145,15 +145,15 @@ class TrainingRun:
     @property
     def accuracy_by_set(self) -> dict[str, SetAccuracy]:
         """The accuracy on each evaluation set; empty if there is only one."""
-        names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
-        return {
-            name: SetAccuracy(
-                before=_or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
-                final=self._last_measured("eval", name),
-                best=self.highest("eval", name),
-            )
-            for name in names
-        }
+        names = dict.fromkeys(chain.from_iterable(map(evaluated_sets, self.records)))
+        return {name: self._accuracy_on(name) for name in names}
+
+    def _accuracy_on(self, name: str) -> SetAccuracy:
+        return SetAccuracy(
+            before=_or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
+            final=self._last_measured("eval", name),
+            best=self.highest("eval", name),
+        )
 
     def _last_measured(self, *keys: str) -> float | None:
         return _or_none(np.mean, _finite(self.series(*keys)[self.step_N > 0])[-1:])
@@ -163,8 +163,9 @@ class TrainingRun:
         """Whether it ends higher than it began: in accuracy if it was evaluated before training,
         else in reward.
         """
-        accuracy = self.accuracy_before, self.final_accuracy
-        first, last = self.ends("reward") if None in accuracy else accuracy
+        first, last = self.accuracy_before, self.final_accuracy
+        if first is None or last is None:
+            first, last = self.ends("reward")
         return first is not None and last is not None and last > first
 
     @property
@@ -176,13 +177,16 @@ class TrainingRun:
     @property
     def last_trace(self) -> Path | None:
         """The newest step kept as a trace."""
-        folders = [] if self.folder is None else (self.folder / "traces").glob("step-*")
-        numbered = {
-            int(step): folder
-            for folder in folders
-            if (step := folder.name.removeprefix("step-")).isdecimal()
-        }
-        return numbered[max(numbered)] if numbered else None
+        if self.folder is None:
+            return None
+        numbered: dict[int, Path] = {}
+        for folder in (self.folder / "traces").glob("step-*"):
+            step = folder.name.removeprefix("step-")
+            if step.isdecimal():  # a user's copy has a different name
+                numbered[int(step)] = folder
+        if not numbered:
+            return None
+        return numbered[max(numbered)]
 
     @property
     def last_step(self) -> int:
@@ -204,20 +208,30 @@ class TrainingRun:
         """Which steps an incomplete run has: it is still running, was ended early, or its file
         lost lines.
         """
-        # A watch may begin late
-        first = 1 if self.watched is None or not self.records else int(self.step_N.min())
-        there = set(self.step_N.tolist())
-        absent = (step for step in range(first, self.last_step + 1) if step not in there)
+        first = 1
+        # A watch may begin late: what was before it is not lost.
+        if self.watched is not None and self.records:
+            first = int(self.step_N.min())
+        recorded = set(self.step_N.tolist())
+        # A damaged record may have a huge number: the steps before it are not listed without end.
+        absent = (step for step in range(first, self.last_step + 1) if step not in recorded)
         missing = list(islice(absent, MOST_MISSING))
         if self.is_done and not missing:
             return None
         return PartialRun(self.last_step, self.planned_steps, missing)
 
 
+def algorithms_of(runs: Iterable[TrainingRun]) -> list[str]:
+    """The algorithms of runs in their order, each once."""
+    return list(dict.fromkeys(run.algorithm for run in runs))
+
+
 def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
     """The accuracy on each set of an evaluation with several sets."""
-    found = record.get("eval")
-    return dict(found) if isinstance(found, Mapping) and len(found) > 1 else {}
+    accuracy = record.get("eval")
+    if isinstance(accuracy, Mapping) and len(accuracy) > 1:
+        return dict(accuracy)
+    return {}
 
 
 def _finite(value_N: np.ndarray) -> np.ndarray:
@@ -227,15 +241,19 @@ def _finite(value_N: np.ndarray) -> np.ndarray:
 def _or_none(summary: Callable[[np.ndarray], Any], value_N: np.ndarray) -> float | None:
     """A summary of the finite values; None if there are none."""
     finite_N = _finite(value_N)
-    return float(summary(finite_N)) if len(finite_N) else None
+    if not len(finite_N):
+        return None
+    return float(summary(finite_N))
 
 
 def _number(record: object, keys: Sequence[str]) -> float:
+    """The number under nested keys; NaN for anything else."""
+    value = record
     for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    if not isinstance(record, int | float):
-        return np.nan
-    return float(record) if abs(record) < _LARGEST else np.nan
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, int | float) and abs(value) < _LARGEST:
+        return float(value)
+    return np.nan
 
 
 _PROVEN = "proven"
@@ -263,25 +281,33 @@ def sync_checks(records: Sequence[Mapping[str, Any]]) -> SyncChecks:
 
     The first step has no older weights to compare with, unless the engine's tensors can be read.
     """
-    answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
-    answers = [answer for answer in answers if answer != "unchecked"]
-    comparable = answers[1:] if answers[:1] == ["undecidable"] else answers
-    return SyncChecks(Counter(comparable), len(comparable))
+    answers = []
+    for record in records:
+        answer = record.get("sync")
+        if isinstance(answer, str) and answer != "unchecked":
+            answers.append(answer)
+    if answers[:1] == ["undecidable"]:
+        del answers[0]
+    return SyncChecks(Counter(answers), len(answers))
 
 
 def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no
     step had an answer.
     """
-    counts = [sync_checks(records) for records in runs]
-    total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
-    words = [
-        text.format(f"{total[answer]:,}")
-        for answer, text in _SYNC.items()
-        if total[answer] or answer == _PROVEN
-    ]
-    words[0] += f" of {steps:,} check{'s' * (steps != 1)}"
-    return ", ".join(words) if steps else ""
+    total: Counter[str] = Counter()
+    steps = 0
+    for records in runs:
+        checks = sync_checks(records)
+        total += checks.answers
+        steps += checks.steps
+    if not steps:
+        return ""
+    words = [f"{_SYNC[_PROVEN].format(f'{total[_PROVEN]:,}')} of {things(steps, 'check')}"]
+    for answer, text in _SYNC.items():
+        if total[answer] and answer != _PROVEN:
+            words.append(text.format(f"{total[answer]:,}"))
+    return ", ".join(words)
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
@@ -290,17 +316,24 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     A run that is still running is read up to its last complete line; among several, one without a
     line is left out.
     """
-    paths = [Path(folder) for folder in folders]
-    names = [path.resolve().name for path in paths]
-    apart = shorten_apart(*map(str, paths)) if len(set(names)) < len(names) else names
-    names = [apart[n] if names.count(name) > 1 else name for n, name in enumerate(names)]
-    runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    paths = list(map(Path, folders))
+    runs = list(map(_read_run, paths, _names(paths)))
     begun = [run for run in runs if run.records]
     if paths and not begun:
         raise MismatchError(
             f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done."
         )
     return begun
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What runs are called: the name of the folder, and its path where two have the same name."""
+    names = [path.resolve().name for path in paths]
+    repeated = {name for name, times in Counter(names).items() if times > 1}
+    if not repeated:
+        return names
+    shortened = shorten_apart(*map(str, paths))
+    return [path if name in repeated else name for name, path in zip(names, shortened, strict=True)]
 
 
 def named_by(folders: Sequence[Path]) -> Sequence[Path]:
@@ -314,12 +347,19 @@ def named_by(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:
-    records, config = _read_records(folder / METRICS), shorten_paths(read_config(folder / CONFIG))
-    algorithm, seed = config.get("algorithm"), config.get("seed")
+    records = _read_records(folder / METRICS)
+    config = shorten_paths(read_config(folder / CONFIG))
+    # A folder of another trainer may have no configuration, or one with other types.
+    algorithm = config.get("algorithm")
+    if not isinstance(algorithm, str) or not algorithm:
+        algorithm = name
+    seed = config.get("seed")
+    if not isinstance(seed, int):
+        seed = None
     return TrainingRun(
         name=name,
-        algorithm=algorithm if isinstance(algorithm, str) and algorithm else name,
-        seed=seed if isinstance(seed, int) else None,
+        algorithm=algorithm,
+        seed=seed,
         records=records,
         config=config,
         folder=folder,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +37,20 @@ def over_seeds(values: Iterable[float | None]) -> Estimate:
     none, and neither have equal values.
     """
     value_N = np.array([value for value in values if value is not None], dtype=np.float64)
-    if len(value_N) < 2:
-        return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
+    if not len(value_N):
+        return Estimate(None, note=ONE_SEED)
+    if len(value_N) == 1:
+        return Estimate(float(value_N[0]), note=ONE_SEED)
     return _mean(value_N, float(np.abs(value_N).max()))
 
 
 def seeded(runs: Iterable[TrainingRun], values: Iterable[float | None]) -> Seeded:
     """The values of runs, each with the seed of its run; those without a value are left out."""
-    pairs = zip(runs, values, strict=True)
-    return [(run.seed, value) for run, value in pairs if value is not None]
+    measured = []
+    for run, value in zip(runs, values, strict=True):
+        if value is not None:
+            measured.append((run.seed, value))
+    return measured
 
 
 def difference(own: Seeded, rival: Seeded) -> SeedDifference:
@@ -65,9 +69,7 @@ def difference(own: Seeded, rival: Seeded) -> SeedDifference:
     if pairs and min(len(own), len(rival)) == 1:
         ((own_value, rival_value),) = pairs.values()
         return SeedDifference(Estimate(own_value - rival_value, note=ONE_SEED), 1)
-    return SeedDifference(
-        _welch(*(np.array(list(map(itemgetter(1), runs))) for runs in (own, rival))), 0
-    )
+    return SeedDifference(_welch(_without_seeds(own), _without_seeds(rival)), 0)
 
 
 def paired(own: Seeded, rival: Seeded) -> dict[int, tuple[float, float]]:
@@ -93,6 +95,10 @@ def _by_seed(runs: Seeded) -> dict[int, float]:
     return {seed: float(np.mean(of_seed)) for seed, of_seed in values.items()}
 
 
+def _without_seeds(runs: Seeded) -> np.ndarray:
+    return np.array([value for _, value in runs])
+
+
 def _mean(value_N: np.ndarray, size: float) -> Estimate:
     """The mean of a sample with its interval; `size` is that of the numbers it was made of."""
     variance = _variance(value_N, size)
@@ -103,7 +109,8 @@ def _welch(own_N: np.ndarray, rival_N: np.ndarray) -> Estimate:
     """The difference of the means of two independent samples (Welch 1947, Satterthwaite's
     degrees of freedom).
     """
-    mean, fewest = float(own_N.mean() - rival_N.mean()), min(len(own_N), len(rival_N))
+    mean = float(own_N.mean() - rival_N.mean())
+    fewest = min(len(own_N), len(rival_N))
     if fewest < 2:
         return Estimate(mean, note=ONE_SEED)
     size = float(max(np.abs(own_N).max(), np.abs(rival_N).max()))

@@ -4,8 +4,8 @@ all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -57,51 +57,80 @@ class Family(NamedTuple):
 
 def families(study: TrainingAnalysis) -> list[Family]:
     """Every algorithm trained with several values of one threshold, in each setting."""
-    found = []
-    for setting, part in study.settings.items():
-        sweeps = list(_sweeps(list(part.algorithms)))
-        swept = {name for _, _, names in sweeps for name in names.values()}
-        others = tuple(_ending(part, name) for name in part.final_rewards if name not in swept)
-        for head, threshold, names in sweeps:
-            endings = tuple(_ending(part, name) for name in names.values())
-            if sum(ending.reward.value is not None for ending in endings) > 1:
-                found.append(Family(head, setting, threshold, tuple(names), endings, others))
-    return found
+    every_family = []
+    for setting, analysis in study.settings.items():
+        sweeps = _sweeps(analysis.algorithms)
+        swept: set[str] = set()
+        for sweep in sweeps:
+            swept.update(sweep.names)
+        ending = partial(_ending, analysis)
+        unswept = [name for name in analysis.final_rewards if name not in swept]
+        others = tuple(map(ending, unswept))
+        for sweep in sweeps:
+            # A curve over a threshold needs two points.
+            if len(analysis.final_rewards.keys() & set(sweep.names)) > 1:
+                endings = tuple(map(ending, sweep.names))
+                family = Family(sweep.head, setting, sweep.threshold, sweep.values, endings, others)
+                every_family.append(family)
+    return every_family
 
 
 def _ending(study: TrainingAnalysis, name: str) -> Ending:
-    runs, curve = study.compared[name], curve_of(study.algorithms[name], "reward")
-    rewards, accuracies = (run.last("reward") for run in runs), (run.final_accuracy for run in runs)
-    return Ending(name, over_seeds(rewards), over_seeds(accuracies), curve)
+    runs = study.compared[name]
+    return Ending(
+        name,
+        reward=over_seeds(run.last("reward") for run in runs),
+        accuracy=over_seeds(run.final_accuracy for run in runs),
+        curve=curve_of(study.algorithms[name], "reward"),
+    )
 
 
-def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]:
-    """Name, threshold, and algorithms by its value, from names such as
-    `dppo-binary-tv:max_tv=0.1`.
-    """
+class _Sweep(NamedTuple):
+    """One algorithm with several values of one threshold, smallest first."""
+
+    head: str  # its name, as in `dppo-binary-tv:max_tv=0.1` before the colon
+    threshold: str  # its letter, else its name
+    values: tuple[float, ...]
+    names: tuple[str, ...]  # the algorithm with each value
+
+
+def _sweeps(names: Iterable[str]) -> list[_Sweep]:
+    """The sweeps among these algorithms."""
     by_head: dict[str, dict[str, Algorithm]] = {}
     for name in names:
-        if (algorithm := algorithm_of(name)) is not None:
+        algorithm = algorithm_of(name)
+        if algorithm is not None:
             by_head.setdefault(name.partition(":")[0], {})[name] = algorithm
+    sweeps = []
     for head, algorithms in by_head.items():
-        thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
-        moved = [
-            key
-            for key in next(iter(thresholds_of.values()))
-            if len({t[key] for t in thresholds_of.values()}) > 1
-        ]
-        values = {
-            name: {thresholds[key] for key in moved} for name, thresholds in thresholds_of.items()
-        }
-        by_value = {
-            value: name for name, found in values.items() if len(found) == 1 for value in found
-        }
-        if len(by_value) == len(algorithms) > 1 and all(map(isfinite, by_value)):
-            yield (
-                head,
-                _letter(next(iter(algorithms.values())), moved),
-                dict(sorted(by_value.items())),
-            )
+        sweep = _sweep(head, algorithms)
+        if sweep is not None:
+            sweeps.append(sweep)
+    return sweeps
+
+
+def _sweep(head: str, algorithms: Mapping[str, Algorithm]) -> _Sweep | None:
+    """The sweep of algorithms that are called alike before the colon; None if they do not differ in
+    one threshold.
+    """
+    thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
+    first, *rest = thresholds_of.values()
+    moved = []
+    for key, value in first.items():
+        if any(other[key] != value for other in rest):
+            moved.append(key)
+    # A clip has two sides: they are one threshold where they move together, to equal values.
+    name_by_value: dict[float, str] = {}
+    for name, thresholds in thresholds_of.items():
+        values = {thresholds[key] for key in moved}
+        if len(values) == 1:
+            name_by_value[values.pop()] = name
+    has_value_each = len(name_by_value) == len(algorithms)
+    if len(algorithms) < 2 or not has_value_each or not all(map(isfinite, name_by_value)):
+        return None
+    values_and_names = sorted(name_by_value.items())
+    letter = _letter(next(iter(algorithms.values())), moved)
+    return _Sweep(head, letter, *zip(*values_and_names, strict=True))
 
 
 @cache
@@ -118,16 +147,19 @@ def algorithm_of(name: str) -> Algorithm | None:
 
 
 def _thresholds(algorithm: Algorithm) -> _Thresholds:
-    return {
-        (place, name): value
-        for place, rule in enumerate(algorithm.rules)
-        for name, value in rule.parameters.items()
-        if isinstance(value, int | float)
-    }
+    thresholds = {}
+    for place, rule in enumerate(algorithm.rules):
+        for name, value in rule.parameters.items():
+            if isinstance(value, int | float):
+                thresholds[place, name] = value
+    return thresholds
 
 
 def _letter(algorithm: Algorithm, moved: Sequence[tuple[int, str]]) -> str:
     """`C`, `δ_high`, or `δ` if both sides moved; a threshold without a letter goes by its name."""
     place, name = moved[0]
-    letter = trust_regions.symbols(list(algorithm.rules)[place].module).get(name, name)
-    return letter.partition("_")[0] if len(moved) > 1 else letter
+    rule = list(algorithm.rules)[place]
+    letter = trust_regions.symbols(rule.module).get(name, name)
+    if len(moved) > 1:
+        return letter.partition("_")[0]
+    return letter

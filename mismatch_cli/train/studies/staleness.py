@@ -69,13 +69,18 @@ def age_of(run: TrainingRun) -> int:
 
 
 def _doses(by_age: dict[int, list[TrainingRun]]) -> tuple[Dose, ...]:
-    lowest = min(by_age)
-    base, doses = _by_seed(by_age[lowest]), []
-    for age, runs in sorted(by_age.items()):
-        blocked, positive, negative = (_share(runs, key) for key in SHARES)
-        more, pairs = (None, None) if age == lowest else difference(_by_seed(runs), base)
-        doses.append(Dose(age, len(runs), blocked, positive, negative, more, pairs))
+    """The doses of an algorithm, each compared with the lowest."""
+    (lowest, fresh), *older = sorted(by_age.items())
+    doses = [Dose(lowest, len(fresh), *_shares(fresh))]
+    for age, runs in older:
+        more, pairs = difference(_by_seed(runs), _by_seed(fresh))
+        doses.append(Dose(age, len(runs), *_shares(runs), more, pairs))
     return tuple(doses)
+
+
+def _shares(runs: Sequence[TrainingRun]) -> tuple[Estimate, Estimate, Estimate]:
+    blocked, positive, negative = SHARES
+    return _share(runs, blocked), _share(runs, positive), _share(runs, negative)
 
 
 def _share(runs: Sequence[TrainingRun], key: str) -> Estimate:
@@ -94,14 +99,15 @@ def _first_step(run: TrainingRun) -> float:
     if not age_of(run):
         return -np.inf
     ready_N = run.step_N[run.series("updates") >= age_of(run)]
-    return float(ready_N.min()) + 1 if len(ready_N) else np.inf
+    # `updates` counts up to the end of a step, so the step after it is the first one.
+    return float(ready_N.min(initial=np.inf)) + 1
 
 
 def _from(run: TrainingRun, first: float) -> TrainingRun:
-    kept = compress(run.records, run.step_N >= first)
-    return replace(run, records=list(kept))
+    """The run from a step on."""
+    return replace(run, records=list(compress(run.records, run.step_N >= first)))
 
 
 def _without(run: TrainingRun) -> TrainingRun:
-    """The run at no dose: its setting is named without it."""
+    """The run with staleness 0, so that its setting is named without the dose."""
     return replace(run, config=dict(run.config) | {KEY: 0})

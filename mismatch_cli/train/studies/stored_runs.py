@@ -11,7 +11,7 @@ from pathlib import Path
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.studies.watch_state import WatchState
-from mismatch_cli.train.studies.runs import read_runs
+from mismatch_cli.train.studies.runs import algorithms_of, read_runs
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
 
@@ -33,8 +33,9 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
     Raises a `UsageError` for an algorithm that no run used, a `MismatchError` where their runs
     learned different tasks.
     """
-    held = list(dict.fromkeys(run.algorithm for run in study.runs))
-    own, rival = (_of_runs(name, held) for name in named)
+    used = algorithms_of(study.runs)
+    own, rival = named
+    own, rival = _name_of_runs(own, used), _name_of_runs(rival, used)
     claimed = replace(study, claimed=(own, rival))
     if not claimed.claims:
         raise MismatchError(
@@ -44,17 +45,20 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
     return claimed
 
 
-def _of_runs(name: str, held: Sequence[str]) -> str:
+def _name_of_runs(name: str, used: Sequence[str]) -> str:
     """The algorithm as the runs call it, by this name or an alias of it."""
     from mismatch_cli.rules.algorithms.parse import parse_algorithm
     from mismatch_cli.rules.algorithms.table import ALIASES
 
-    by_name = {ALIASES.get(each, each): each for each in held} | {each: each for each in held}
-    used = by_name.get(name) or by_name.get(ALIASES.get(name, name))
-    if used is not None:
-        return used
-    hold = f"The runs hold: {', '.join(held)}."
-    near = registry.did_you_mean(name, held)
+    usual_name = ALIASES.get(name, name)
+    for same in (name, usual_name):
+        if same in used:
+            return same
+    for alias in reversed(used):
+        if ALIASES.get(alias) == usual_name:
+            return alias
+    hold = f"The runs hold: {', '.join(used)}."
+    near = registry.did_you_mean(name, used)
     if not near and not registry.names_file(name):
         try:
             parse_algorithm(name)

@@ -4,7 +4,7 @@ steps, and timings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.studies.study import Study
@@ -37,7 +38,8 @@ from mismatch_cli.train.studies.training_result import (
     TrainingResult,
 )
 
-_TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
+_GRAD_NORM = "grad_norm"
+_TELLING = ("step", "reward", _GRAD_NORM)  # runs that agree in these made the same updates
 _NAMED = 3  # at most so many models or data sets are named; of more only the number is given
 
 
@@ -61,13 +63,16 @@ class TrainingAnalysis(Study):
         if watched is None and len(runs) == 1:
             watched = runs[0].watched
         algorithms = cls(runs).algorithms
+        facts = list(algorithms) if len(algorithms) == 1 else []
+        facts += what_was_trained(runs)
         seeds = max(map(len, algorithms.values()), default=0)
-        parts = list(algorithms) if len(algorithms) == 1 else []
-        parts += what_was_trained(runs)
-        parts.append(f"{seeds} seeds" if seeds > 1 else "")
-        dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
-        parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
-        return cls(runs, " · ".join(filter(None, parts)), watched)
+        if seeds > 1:
+            facts.append(f"{seeds} seeds")
+        for policy in ("trainer", "rollout"):
+            dtype = settings_of(runs, f"{policy}_dtype")
+            if dtype:
+                facts.append(f"{policy} {dtype}")
+        return cls(runs, " · ".join(filter(None, facts)), watched)
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
@@ -76,8 +81,8 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def compared(self) -> dict[str, list[TrainingRun]]:
-        """The same over the steps that all runs of their task share: of these, numbers are
-        comparable.
+        """The runs of each algorithm, over the steps that all runs of their task share: of these,
+        numbers are comparable.
         """
         return self._by_algorithm(self.restricted)
 
@@ -92,12 +97,11 @@ class TrainingAnalysis(Study):
     @cached_property
     def restricted(self) -> list[TrainingRun]:
         """Every run over the common steps of its task, in the order of the runs."""
-        by_run = {
-            id(run): part
-            for steps in self.common
-            for run, part in zip(steps.runs, steps.restricted, strict=True)
-        }
-        return [by_run[id(run)] for run in self.runs]
+        # By identity, since a run is not hashable, and two may be equal.
+        restricted_of: dict[int, TrainingRun] = {}
+        for steps in self.common:
+            restricted_of.update(zip(map(id, steps.runs), steps.restricted, strict=True))
+        return [restricted_of[id(run)] for run in self.runs]
 
     @cached_property
     def by_staleness(self) -> list[DoseResponse]:
@@ -116,12 +120,15 @@ class TrainingAnalysis(Study):
     @property
     def window(self) -> str:
         """The steps of the final reward in words: `last 10 steps`, `steps 1 to 7`."""
-        windows = {
-            f"last {LAST} steps" if steps.is_final else in_words(steps.window_N)
-            for steps in self.common
-            if len(steps.step_N)
-        }
-        return windows.pop() if len(windows) == 1 else f"last {LAST} common steps"
+        windows = set()
+        for steps in self.common:
+            if steps.is_final:
+                windows.add(f"last {LAST} steps")
+            elif len(steps.step_N):
+                windows.add(in_words(steps.window_N))
+        if len(windows) == 1:
+            return windows.pop()
+        return f"last {LAST} common steps"
 
     def _by_algorithm(self, runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
         groups: dict[str, list[TrainingRun]] = {}
@@ -133,10 +140,10 @@ class TrainingAnalysis(Study):
     @cached_property
     def settings(self) -> dict[str, TrainingAnalysis]:
         """The runs of each setting by its name, which is empty if all runs share it."""
-        found: dict[str, list[TrainingRun]] = {}
+        runs_of: dict[str, list[TrainingRun]] = {}
         for run, setting in zip(self.runs, self._setting_of, strict=True):
-            found.setdefault(setting, []).append(run)
-        return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in found.items()}
+            runs_of.setdefault(setting, []).append(run)
+        return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in runs_of.items()}
 
     @cached_property
     def claims(self) -> list[Claim]:
@@ -158,7 +165,10 @@ class TrainingAnalysis(Study):
     @property
     def claim_flags(self) -> list[str]:
         """How the two algorithms are typed; empty if none were."""
-        return [word for name in self.claimed or () for word in ("-a", name)]
+        if self.claimed is None:
+            return []
+        own, rival = self.claimed
+        return ["-a", own, "-a", rival]
 
     @cached_property
     def reward_to_reach(self) -> float | None:
@@ -175,10 +185,13 @@ class TrainingAnalysis(Study):
     @cached_property
     def eval_sets(self) -> list[str]:
         """The evaluation sets that runs name."""
-        named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
-        return list(
-            dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found)
-        )
+        names: dict[str, None] = {}
+        for run in self.runs:
+            for record in run.records:
+                accuracy = record.get("eval")
+                if isinstance(accuracy, Mapping):
+                    names |= dict.fromkeys(accuracy)
+        return list(names)
 
     @property
     def eval_name(self) -> str:
@@ -191,22 +204,21 @@ class TrainingAnalysis(Study):
 
     def rivals(self, name: str) -> list[str]:
         """The other algorithms with a final reward on the same problems, with the same model."""
-        task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}
-        return [
-            other
-            for other, task in task_by_name.items()
-            if other != name and task == task_by_name[name]
-        ]
+        task = task_of(self.algorithms[name][0])
+        rivals = []
+        for other in self.final_rewards:
+            if other != name and task_of(self.algorithms[other][0]) == task:
+                rivals.append(other)
+        return rivals
 
     @property
     def indistinguishable(self) -> list[list[str]]:
         """Algorithms whose runs are bit-identical: they block the same tokens, or none."""
         alike: dict[object, list[str]] = {}
         for name, runs in self.algorithms.items():
-            updates = frozenset(
-                (run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs
-            )
-            if any(run.series(_TELLING[-1]).any() for run in runs):
+            # Without a gradient above 0 nothing was learned: such runs are equal for any algorithm.
+            if any(run.series(_GRAD_NORM).any() for run in runs):
+                updates = frozenset(map(_updates_of, runs))
                 alike.setdefault(updates, []).append(name)
         return [names for names in alike.values() if len(names) > 1]
 
@@ -214,19 +226,20 @@ class TrainingAnalysis(Study):
     def by_algorithm(self) -> list[RunGroup]:
         """The runs of each algorithm in its setting, whose numbers are means over seeds."""
         settings = dict(zip(map(id, self.runs), self._setting_of, strict=True))
-        return [
-            RunGroup(name, settings[id(runs[0])], runs, self.compared[name], self.reward_to_reach)
-            for name, runs in self.algorithms.items()
-        ]
+        groups = []
+        for name, runs in self.algorithms.items():
+            setting = settings[id(runs[0])]
+            group = RunGroup(name, setting, runs, self.compared[name], self.reward_to_reach)
+            groups.append(group)
+        return groups
 
     @cached_property
     def by_run(self) -> list[RunGroup]:
         """Each run by itself."""
-        runs = zip(self.runs, self.restricted, self._setting_of, strict=True)
-        return [
-            RunGroup(whole.name, setting, [whole], [run], self.reward_to_reach)
-            for whole, run, setting in runs
-        ]
+        groups = []
+        for whole, run, setting in zip(self.runs, self.restricted, self._setting_of, strict=True):
+            groups.append(RunGroup(whole.name, setting, [whole], [run], self.reward_to_reach))
+        return groups
 
     @property
     def together(self) -> RunGroup:
@@ -246,11 +259,11 @@ class TrainingAnalysis(Study):
     @property
     def fallen(self) -> list[str]:
         """Algorithms of which every run has collapsed."""
-        return [
-            name
-            for name in self.final_rewards
-            if all(run.has_collapsed for run in self.algorithms[name])
-        ]
+        collapsed = []
+        for name in self.final_rewards:
+            if all(run.has_collapsed for run in self.algorithms[name]):
+                collapsed.append(name)
+        return collapsed
 
     @property
     def leader(self) -> str:
@@ -271,8 +284,12 @@ class TrainingAnalysis(Study):
         """Each algorithm's reward over the last common steps with its interval over seeds, if
         recorded.
         """
-        rewards = {group.name: group.number("reward") for group in self.by_algorithm}
-        return {name: reward for name, reward in rewards.items() if reward.value is not None}
+        rewards = {}
+        for group in self.by_algorithm:
+            reward = group.number("reward")
+            if reward.value is not None:
+                rewards[group.name] = reward
+        return rewards
 
     def difference(self, name: str, rival: str) -> SeedDifference:
         """How much higher the final reward of an algorithm is than that of its rival."""
@@ -280,8 +297,7 @@ class TrainingAnalysis(Study):
 
     def above(self, name: str) -> list[str]:
         """The rivals than which its final reward is higher with 95 % confidence, best first."""
-        rivals = self.rivals(name)
-        below = (rival for rival in rivals if self.difference(name, rival).is_above)
+        below = [rival for rival in self.rivals(name) if self.difference(name, rival).is_above]
         return sorted(below, key=self._below)
 
     @cached_property
@@ -308,20 +324,27 @@ class TrainingAnalysis(Study):
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
         """The curve of each algorithm that recorded the number."""
-        curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
-        return {name: curve for name, curve in curves.items() if curve.has_values}
+        curves = {}
+        for name, runs in self.algorithms.items():
+            curve = curve_of(runs, *keys, gaps=gaps)
+            if curve.has_values:
+                curves[name] = curve
+        return curves
 
     def curves_of_steps(self, *keys: str) -> dict[str, Curve]:
         """The curves that are ever above 0, without the evaluation before training: step 0 of
         `train`, while a recording that is watched has its first step there.
         """
         first = 1 if self.watched is None else 0
-        curves = {
-            name: curve.only(curve.step_N >= first) for name, curve in self.curves(*keys).items()
-        }
-        return {name: curve for name, curve in curves.items() if (curve.value_N > 0).any()}
+        curves = {}
+        for name, curve in self.curves(*keys).items():
+            of_steps = curve.only(curve.step_N >= first)
+            if (of_steps.value_N > 0).any():
+                curves[name] = of_steps
+        return curves
 
     def has(self, *keys: str) -> bool:
+        """Whether any run measured it."""
         return any(len(run.measured(*keys)) for run in self.runs)
 
     def occurs(self, *keys: str) -> bool:
@@ -338,28 +361,39 @@ def _final_rewards(runs: Sequence[TrainingRun]) -> Seeded:
     return seeded(runs, (run.last("reward") for run in runs))
 
 
-def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
+def _updates_of(run: TrainingRun) -> tuple[object, ...]:
+    """What two runs share only if they made the same updates."""
+    return run.seed, *(run.series(key).tobytes() for key in _TELLING)
+
+
+def settings_of(runs: Sequence[TrainingRun], key: str) -> str:
     """A setting of the runs, or its different values."""
-    return ", ".join(
-        dict.fromkeys(
-            shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, "")
-        )
-    )
+    different: dict[str, None] = {}
+    for run in runs:
+        value = run.config.get(key)
+        if value not in (None, ""):
+            different[str(value)] = None
+    return ", ".join(different)
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Models and problems without their folders; if there are many, their number."""
-    models = dict.fromkeys(
-        short_name(str(run.config["model"])) for run in runs if run.config.get("model")
-    )
-    found = {
-        "models": models,
-        "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs))),
-    }
     return [
-        ", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}"
-        for kind, names in found.items()
+        _named_or_counted(map(_model_of, runs), "models"),
+        _named_or_counted(map(problems_of, runs), "sets of problems"),
     ]
+
+
+def _model_of(run: TrainingRun) -> str:
+    return short_name(str(run.config.get("model") or ""))
+
+
+def _named_or_counted(names: Iterable[str], kind: str) -> str:
+    """Different names that are not empty; if there are many, `4 models`."""
+    different = list(dict.fromkeys(filter(None, names)))
+    if len(different) > _NAMED:
+        return f"{len(different)} {kind}"
+    return ", ".join(different)
 
 
 def problems_of(run: TrainingRun) -> str:
@@ -367,11 +401,10 @@ def problems_of(run: TrainingRun) -> str:
     if unknown.
     """
     environment = str(run.config.get("environment") or "").rsplit("/", 1)[-1]
-    dataset = (
-        ""
-        if environment and run.config.get("episodes")
-        else short_name(str(run.config.get("dataset") or ""))
-    )
+    # With episodes, the environment makes its own problems.
+    if environment and run.config.get("episodes"):
+        return environment
+    dataset = short_name(str(run.config.get("dataset") or ""))
     return " · ".join(filter(None, (dataset, environment)))
 
 
@@ -379,7 +412,9 @@ def steps_of(runs: Sequence[TrainingRun]) -> str:
     """The runs' numbers of steps: `110 steps`, `20 to 110 steps`."""
     steps = [run.last_step for run in runs]
     low, high = min(steps), max(steps)
-    return f"{low:,} to {high:,} steps" if low != high else f"{low:,} step{'s' * (low != 1)}"
+    if low == high:
+        return things(low, "step")
+    return f"{low:,} to {high:,} steps"
 
 
 class Correlation(NamedTuple):
@@ -402,10 +437,11 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
         ("the reward", reward_N),
         ("its change", np.diff(reward_N, prepend=np.nan)),
     ):
-        known_N = np.isfinite(bad_N) & np.isfinite(value_N)
-        if bad_N[known_N].any():  # measured, and not always 0
-            estimate = series_correlation(bad_N[known_N], value_N[known_N])
-            yield Correlation(run.name, other, int(known_N.sum()), estimate)
+        has_N = np.isfinite(bad_N) & np.isfinite(value_N)
+        # A constant correlates with nothing: no update of the run was bad.
+        if bad_N[has_N].any():
+            estimate = series_correlation(bad_N[has_N], value_N[has_N])
+            yield Correlation(run.name, other, int(has_N.sum()), estimate)
 
 
 SMOOTHED_FROM = 100  # curves with more steps are smoothed
@@ -464,8 +500,10 @@ def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     mean_N = np.where(finite_RN, value_RN, 0).sum(axis=0) / np.maximum(count_N, 1)
     low_N = np.where(finite_RN, value_RN, np.inf).min(axis=0, initial=np.inf)
     high_N = np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf)
-    low_N, high_N = (np.where(count_N > 1, end_N, np.nan) for end_N in (low_N, high_N))
-    return np.where(count_N > 0, mean_N, np.nan), low_N, high_N
+    mean_N[count_N == 0] = np.nan
+    low_N[count_N < 2] = np.nan
+    high_N[count_N < 2] = np.nan
+    return mean_N, low_N, high_N
 
 
 def smoothed(curve: Curve) -> Curve:
@@ -479,7 +517,9 @@ def smoothed(curve: Curve) -> Curve:
     sigma = max(_SIGMA * points, LEAST_SIGMA)
     smooth = Curve(
         curve.step_N,
-        *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)),
+        _gaussian(curve.value_N, sigma),
+        _gaussian(curve.low_N, sigma),
+        _gaussian(curve.high_N, sigma),
     )
     place_N = np.arange(points)
     return smooth.only((place_N >= sigma) & (place_N < points - sigma))
@@ -489,7 +529,7 @@ def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
     finite_N = np.isfinite(value_N)
     if not finite_N.any():
         return value_N
-    # np.convolve returns the length of the longer input
+    # np.convolve returns the length of the longer input, which must be the curve.
     reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)
     weight = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     total_N = np.convolve(np.where(finite_N, value_N, 0), weight, "same")

@@ -39,7 +39,7 @@ class RunResult:
 
     @classmethod
     def of(cls, whole: TrainingRun, run: TrainingRun, setting: str) -> RunResult:
-        """Of a run, which is also given over the common steps."""
+        """The result of a whole run; `run` is the same over the common steps."""
         first, last = run.ends("mismatch", "abs_dp_mean")
         return cls(
             name=whole.name,
@@ -75,7 +75,8 @@ class ComparedSteps:
 
     @classmethod
     def of(cls, common: CommonSteps) -> ComparedSteps:
-        steps, window = common.step_N.astype(int).tolist(), common.window_N.astype(int).tolist()
+        steps = common.step_N.astype(int).tolist()
+        window = common.window_N.astype(int).tolist()
         return cls(
             runs=[run.name for run in common.runs],
             steps=len(steps),
