@@ -54,8 +54,9 @@ class KeptTensors:
     def add(self, name: str, tensor: Tensor) -> None:
         if self._folder is None:
             return
+        # safetensors refuses tensors that share memory, as tied ones do: each is copied.
         self._waiting[name] = tensor.detach().cpu().contiguous().clone()
-        if sum(each.nbytes for each in self._waiting.values()) >= _BUFFERED:
+        if sum(waiting.nbytes for waiting in self._waiting.values()) >= _BUFFERED:
             self._write()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -80,45 +81,56 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(dict(tensors), temporary, {"format": "pt"})
 
 
-def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) -> Path:
+def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) -> Path:
     """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to
-    `kept`.
+    the folder `engine`.
 
     Tensors tied to one of them, but not named themselves, keep the trainer's values.
     """
     saved = SavedTensors(trainer)
-    if any(path.suffix == ".bin" for path in saved.files.values()):
+    own_files = set(saved.files.values())
+    if any(path.suffix == ".bin" for path in own_files):
         raise MismatchError(
             f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by "
             "one. Save it again with save_pretrained, which writes safetensors."
         )
-    engines = {name: path for path in kept_files(kept) for name in tensor_names(path)}
-    untied = {
-        name: source
-        for name, source in tied_names(trainer).items()
-        if source in names
-        and name not in names
-        and name not in saved.files
-        and source in saved.files
-    }
+    engine_files = _files_of_tensors(engine)
+    untied = _untied(saved, names)
     with replacing_folder(into) as folder:
-        _link(
-            saved.folder,
-            folder,
-            leave_out=(INDEX, SINGLE, *{path.name for path in saved.files.values()}),
-        )
-        places = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
-        for path in set(saved.files.values()):
+        own_names = {path.name for path in own_files}
+        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *own_names))
+        for path in own_files:
             (folder / _TO_TRAINER.format(path.name)).symlink_to(path.resolve())
-        with KeptTensors(folder) as new:
+        with KeptTensors(folder) as replaced:
             for name in names:
-                new.add(name, read_tensor(engines[name], name))
+                replaced.add(name, read_tensor(engine_files[name], name))
             for name, source in untied.items():
-                new.add(name, saved.read(source))
-        places |= {name: path.name for path in kept_files(folder) for name in tensor_names(path)}
-        index = {"metadata": {"total_size": 0}, "weight_map": places}
+                replaced.add(name, saved.read(source))
+        files = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
+        files |= {name: path.name for name, path in _files_of_tensors(folder).items()}
+        index = {"metadata": {"total_size": 0}, "weight_map": files}
         (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
     return into
+
+
+def _files_of_tensors(folder: Path) -> dict[str, Path]:
+    """By name, the file of each tensor that `KeptTensors` wrote to a folder."""
+    files: dict[str, Path] = {}
+    for path in kept_files(folder):
+        files |= dict.fromkeys(tensor_names(path), path)
+    return files
+
+
+def _untied(saved: SavedTensors, replaced: Collection[str]) -> dict[str, str]:
+    """Tensors that the trainer's folder lacks because they are tied to a replaced one, each with
+    the tensor that has its values.
+    """
+    untied = {}
+    for name, source in tied_names(saved.model).items():
+        is_lost = source in replaced and source in saved.files
+        if is_lost and name not in replaced and name not in saved.files:
+            untied[name] = source
+    return untied
 
 
 def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
@@ -140,7 +152,9 @@ def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
     several models.
     """
     text = config.get("text_config")
-    return text if isinstance(text, dict) and key not in config else config
+    if isinstance(text, dict) and key not in config:
+        return text
+    return config
 
 
 def _link(source: Path, folder: Path, leave_out: Collection[str]) -> None:
