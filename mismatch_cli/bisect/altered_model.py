@@ -88,29 +88,37 @@ def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) 
     Tensors tied to one of them, but not named themselves, keep the trainer's values.
     """
     saved = SavedTensors(trainer)
-    own_files = set(saved.files.values())
-    if any(path.suffix == ".bin" for path in own_files):
-        raise MismatchError(
-            f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by "
-            "one. Save it again with save_pretrained, which writes safetensors."
-        )
+    _refuse_pickles(saved)
+    own_files = {path.name: path for path in saved.files.values()}
     engine_files = _files_of_tensors(engine)
     untied = _untied(saved, names)
     with replacing_folder(into) as folder:
-        own_names = {path.name for path in own_files}
-        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *own_names))
-        for path in own_files:
-            (folder / _TO_TRAINER.format(path.name)).symlink_to(path.resolve())
+        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *own_files))
+        for name, path in own_files.items():
+            (folder / _TO_TRAINER.format(name)).symlink_to(path.resolve())
         with KeptTensors(folder) as replaced:
             for name in names:
                 replaced.add(name, read_tensor(engine_files[name], name))
             for name, source in untied.items():
                 replaced.add(name, saved.read(source))
-        files = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
-        files |= {name: path.name for name, path in _files_of_tensors(folder).items()}
-        index = {"metadata": {"total_size": 0}, "weight_map": files}
-        (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+        _write_index(folder, saved)
     return into
+
+
+def _write_index(folder: Path, saved: SavedTensors) -> None:
+    """Write the index of the trainer's tensors, and of those that replace them."""
+    files = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
+    files |= {name: path.name for name, path in _files_of_tensors(folder).items()}
+    index = {"metadata": {"total_size": 0}, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _refuse_pickles(saved: SavedTensors) -> None:
+    if any(path.suffix == ".bin" for path in saved.files.values()):
+        raise MismatchError(
+            f"{saved.model} stores its weights as pickles, whose tensors cannot be replaced one by "
+            "one. Save it again with save_pretrained, which writes safetensors."
+        )
 
 
 def _files_of_tensors(folder: Path) -> dict[str, Path]:

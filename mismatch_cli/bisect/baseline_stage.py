@@ -109,8 +109,7 @@ def read_rollout(run: Searching) -> None:
         legs += [DECODED, ALONE, UNCACHED]
     if engine_has(name, "PREFILLS") and can_be_whole(run):
         legs.append(WHOLE)
-    is_wanted = 0 in run.config.wanted and run.search.weights is None
-    compares = is_wanted and engine_has(name, "OPEN")
+    compares = _lacks_weights(run) and engine_has(name, "OPEN")
     if not (legs or compares):
         return
 
@@ -125,6 +124,10 @@ def read_rollout(run: Searching) -> None:
         lambda leg: leg in (ALONE, UNCACHED) and narrow(leg),
         also=compare if run.first_says(compares) else None,
     )
+
+
+def _lacks_weights(run: Searching) -> bool:
+    return 0 in run.config.wanted and run.search.weights is None
 
 
 def can_be_whole(run: Searching) -> bool:

@@ -94,30 +94,35 @@ class Legs:
         if self.is_done(leg.name):
             return
         world, rows = self.ranks.world, self.tokens.portions
-        begun = world.told(self.portions(leg.name))
-        seconds = 0.0
-        if begun and world.first:
-            seconds = self.about(leg.name)["seconds"]
+        begun, seconds = self._begun(leg.name)
         clock = _clock(described)
         with self.progress.counting(
             leg.what, self.tokens.num_responses, sum(rows[:begun])
         ) as on_read:
-            for i, path in enumerate(self.tokens.shards):
-                if i >= begun:
-                    table = open_shard(path).read()
-                    if i == begun:
-                        # Kernels are compiled and caches filled before the clock starts.
-                        read(table.slice(0, 1), lambda _: None)
-                    started = clock()
-                    columns = self._by_ranks(table, read, on_read)
-                    seconds += clock() - started
-                    self._write_portion(leg, described, seconds, i, table, columns)
-                # The first rank alone has the legs; its answer ends the loop on all.
-                if world.told(world.first and i + 1 < len(rows) and enough()):
+            for i in range(begun, len(rows)):
+                # Only the first rank looks at what was read; its answer ends the loop on all.
+                if i and world.told(world.first and enough()):
                     break
+                table = open_shard(self.tokens.shards[i]).read()
+                if i == begun:
+                    # Kernels are compiled and caches filled before the clock starts.
+                    read(table.slice(0, 1), lambda _: None)
+                started = clock()
+                columns = self._by_ranks(table, read, on_read)
+                seconds += clock() - started
+                self._write_portion(leg, described, seconds, i, table, columns)
         if world.first:
             self._write_manifest(leg, described, seconds, self.portions(leg.name), done=True)
         world.barrier()
+
+    def _begun(self, name: str) -> tuple[int, float]:
+        """The portions that an interrupted leg has, on all ranks, and their seconds, on the
+        first.
+        """
+        portions = self.ranks.world.told(self.portions(name))
+        if not (portions and self.ranks.world.first):
+            return portions, 0.0
+        return portions, self.about(name)["seconds"]
 
     def _by_ranks(
         self, table: pa.Table, read: Read, on_read: Callable[[int], None]

@@ -87,17 +87,10 @@ class RolloutSide:
         """
         source = Path(config.trace)
         described, recorded = manifest.get("rollout", {}), manifest.get("config", {})
-        model = config.engine.model or recorded.get("model") or described.get("model")
-        sampled_by = recorded.get("engine") or described.get("engine")
-        engine = config.engine.name or sampled_by
-        _check_named(config.trace, model, engine)
-        if not config.engine.name:
-            engine = engine_of(sampled_by, source)
-        if not config.engine.model:
-            model = model_of(model, source, "--model")
+        engine, model = _engine_and_model(described, recorded, config)
         own, own_arguments = described, recorded.get("engine_args") or {}
         # Sampler, seed and dtype hold for another engine too; the rest is the sampling engine's.
-        if engine != sampled_by:
+        if engine != (recorded.get("engine") or described.get("engine")):
             own, own_arguments = {}, {}
         arguments = _arguments(own, own_arguments, config)
         adapter = adapter_of(
@@ -136,14 +129,24 @@ class RolloutSide:
         return overrides if isinstance(overrides, Mapping) else {}
 
 
-def _check_named(trace: str, model: str | None, engine: str | None) -> None:
-    """Raise a `UsageError` unless the engine and its model are named."""
+def _engine_and_model(
+    described: Mapping[str, Any], recorded: Mapping[str, Any], config: BisectConfig
+) -> tuple[str, str]:
+    """As typed, or as recorded and checked; a `UsageError` if neither names them."""
+    source = Path(config.trace)
+    model = config.engine.model or recorded.get("model") or described.get("model")
+    engine = config.engine.name or recorded.get("engine") or described.get("engine")
     missing = [flag for flag, name in (("--model", model), ("--engine", engine)) if not name]
     if missing:
         raise UsageError(
-            f"{trace} does not say what sampled it. Name it with {' and '.join(missing)}, or "
-            f"check only its columns: {suggest('diagnose', trace)}"
+            f"{config.trace} does not say what sampled it. Name it with {' and '.join(missing)}, "
+            f"or check only its columns: {suggest('diagnose', config.trace)}"
         )
+    if not config.engine.name:
+        engine = engine_of(engine, source)
+    if not config.engine.model:
+        model = model_of(model, source, "--model")
+    return engine, model
 
 
 def _arguments(
@@ -181,11 +184,7 @@ class TrainerSide:
         model = config.scorer.model or rollout.model
         if not config.scorer.model and described.get("model"):
             model = model_of(described["model"], source, "--trainer-model")
-        adapter_given = config.scorer.adapter
-        adapter = adapter_of(adapter_given, described.get("adapter"), source, "trainer_adapter")
-        # A trainer without a model of its own has the rollout's, with its adapter.
-        if not (adapter or config.scorer.model or described.get("model")):
-            adapter = rollout.adapter
+        adapter = _trainer_adapter(described, config, rollout)
         dtype = config.scorer.dtype or dtype_of(described, source)
         sampler = sampler_of(described)
         scorer = ScorerSettings(
@@ -212,6 +211,17 @@ class TrainerSide:
         sampler = {name: value for name, value in change.items() if name in SAMPLER}
         config = replace_settings(self.config, **settings)
         return replace(self, config=config, sampling=replace(self.sampling, **sampler))
+
+
+def _trainer_adapter(
+    described: Mapping[str, Any], config: BisectConfig, rollout: RolloutSide
+) -> str | None:
+    source = Path(config.trace)
+    typed = adapter_of(config.scorer.adapter, described.get("adapter"), source, "trainer_adapter")
+    # A trainer without a model of its own has the rollout's, with its adapter.
+    if not (typed or config.scorer.model or described.get("model")):
+        return rollout.adapter
+    return typed or None
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
