@@ -31,10 +31,10 @@ CONFIG = "config.json"
 _BUFFERED = 1 << 28  # bytes of tensors to collect before writing a file
 # transformers reads every tensor of every file that an index names; of two with one name, the file
 # whose name sorts last counts. So the engine's files begin with ~, which sorts after all letters.
-_KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
+_ENGINE_FILE, _TRAINER_FILE = "~engine-{:05d}.safetensors", "trainer-{}"
 
 
-class KeptTensors:
+class TensorWriter:
     """Writes tensors to a folder as they arrive, in files of 256 MiB; without a folder it drops
     them.
     """
@@ -44,10 +44,10 @@ class KeptTensors:
         self._waiting: dict[str, Tensor] = {}
         self._written = 0
 
-    def __enter__(self) -> KeptTensors:
+    def __enter__(self) -> TensorWriter:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for old in kept_files(self._folder):
+            for old in _engine_files(self._folder):
                 old.unlink()
         return self
 
@@ -66,11 +66,11 @@ class KeptTensors:
     def _write(self) -> None:
         assert self._folder is not None
         self._written += 1
-        _save(self._waiting, self._folder / _KEPT.format(self._written))
+        _save(self._waiting, self._folder / _ENGINE_FILE.format(self._written))
         self._waiting = {}
 
 
-def kept_files(folder: Path) -> list[Path]:
+def _engine_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("~engine-*.safetensors"))
 
 
@@ -82,7 +82,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) -> Path:
-    """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to
+    """A model folder like the trainer's, with these tensors taken from those `TensorWriter` wrote to
     the folder `engine`.
 
     Tensors tied to one of them, but not named themselves, keep the trainer's values.
@@ -90,15 +90,15 @@ def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) 
     saved = SavedTensors(trainer)
     _refuse_pickles(saved)
     own_files = {path.name: path for path in saved.files.values()}
-    engine_files = _files_of_tensors(engine)
+    file_of = _files_of_tensors(engine)
     untied = _untied(saved, names)
     with replacing_folder(into) as folder:
         _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *own_files))
         for name, path in own_files.items():
-            (folder / _TO_TRAINER.format(name)).symlink_to(path.resolve())
-        with KeptTensors(folder) as replaced:
+            (folder / _TRAINER_FILE.format(name)).symlink_to(path.resolve())
+        with TensorWriter(folder) as replaced:
             for name in names:
-                replaced.add(name, read_tensor(engine_files[name], name))
+                replaced.add(name, read_tensor(file_of[name], name))
             for name, source in untied.items():
                 replaced.add(name, saved.read(source))
         _write_index(folder, saved)
@@ -107,7 +107,7 @@ def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) 
 
 def _write_index(folder: Path, saved: SavedTensors) -> None:
     """Write the index of the trainer's tensors, and of those that replace them."""
-    files = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
+    files = {name: _TRAINER_FILE.format(path.name) for name, path in saved.files.items()}
     files |= {name: path.name for name, path in _files_of_tensors(folder).items()}
     index = {"metadata": {"total_size": 0}, "weight_map": files}
     (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
@@ -122,9 +122,9 @@ def _refuse_pickles(saved: SavedTensors) -> None:
 
 
 def _files_of_tensors(folder: Path) -> dict[str, Path]:
-    """By name, the file of each tensor that `KeptTensors` wrote to a folder."""
+    """By name, the file of each tensor that `TensorWriter` wrote to a folder."""
     files: dict[str, Path] = {}
-    for path in kept_files(folder):
+    for path in _engine_files(folder):
         files |= dict.fromkeys(tensor_names(path), path)
     return files
 

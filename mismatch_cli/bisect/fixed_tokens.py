@@ -26,7 +26,7 @@ from mismatch_cli.trace.shards import open_shard
 Key = tuple[int, int, int]
 _PORTIONS = (1 / 4, 1 / 2, 1.0)  # share of the responses read by the end of each
 _KEY = ("step", "prompt_id", "sample_index")
-_KEPT = (
+_COLUMNS = (
     "step",
     "epoch",
     "minibatch",
@@ -60,7 +60,7 @@ def choose(
     are none.
     """
     columns = trace.columns()
-    names = [name for name in (*_KEPT, "logp_recomputed") if name in columns]
+    names = [name for name in (*_COLUMNS, "logp_recomputed") if name in columns]
 
     # The trace is read twice: once for keys alone, once for the rows that were chosen by them.
     def tables() -> Iterator[pa.Table]:
@@ -75,7 +75,7 @@ def choose(
         )
     order = _order(key_SK)[:most]
     chosen = _take_rows(tables(), np.sort(order))
-    # `chosen` is in the order of the trace, so that the place of row order[i] in it is its rank.
+    # `chosen` keeps the order of the trace, in which row order[i] comes at the rank of its number.
     place_S = np.argsort(np.argsort(order))
     ends = {max(1, round(len(order) * share)) for share in _PORTIONS}
     cuts = [0, *sorted(ends | {len(order)})]

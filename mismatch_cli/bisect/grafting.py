@@ -321,8 +321,12 @@ def _why(error: Exception) -> str:
 
 
 def _by_token(x: Tensor, heads_first: bool) -> Tensor:
+    """Queries or keys of one response as `[tokens, heads, size]`."""
     return x[0].transpose(0, 1) if heads_first else x[0]
 
 
 def _by_head(x: Tensor, heads_first: bool) -> Tensor:
-    return (x.transpose(0, 1) if heads_first else x)[None]
+    """The inverse of `_by_token`."""
+    if heads_first:
+        x = x.transpose(0, 1)
+    return x[None]

@@ -77,17 +77,17 @@ def _out_of_reach(run: Searching, toggle: Toggle) -> str:
 
 def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
     return Experiment(
-        toggle.setting,
-        toggle.side,
-        2,
-        run.search.base,
-        after,
-        toggle.change,
-        toggle.value,
-        toggle.better,
-        toggle.flags,
-        toggle.floor,
-        toggle.parts,
+        setting=toggle.setting,
+        side=toggle.side,
+        stage=2,
+        before=run.search.base,
+        after=after,
+        change=toggle.change,
+        value=toggle.value,
+        better=toggle.better,
+        flags=toggle.flags,
+        floor=toggle.floor,
+        parts=toggle.parts,
     )
 
 

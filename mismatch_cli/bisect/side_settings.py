@@ -134,8 +134,8 @@ def _engine_and_model(
 ) -> tuple[str, str]:
     """As typed, or as recorded and checked; a `UsageError` if neither names them."""
     source = Path(config.trace)
-    model = config.engine.model or recorded.get("model") or described.get("model")
-    engine = config.engine.name or recorded.get("engine") or described.get("engine")
+    model: Any = config.engine.model or recorded.get("model") or described.get("model")
+    engine: Any = config.engine.name or recorded.get("engine") or described.get("engine")
     missing = [flag for flag, name in (("--model", model), ("--engine", engine)) if not name]
     if missing:
         raise UsageError(

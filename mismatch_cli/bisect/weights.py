@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.bisect.altered_model import KeptTensors
+from mismatch_cli.bisect.altered_model import TensorWriter
 from mismatch_cli.models.adapters import read_adapter
 from mismatch_cli.models.engines import OpenEngine, UnreadTensor
 from mismatch_cli.models.saved_tensors import SavedTensors, tied_names
@@ -106,7 +106,7 @@ def compare_weights(
 
     computes = None if trainer_dtype == "auto" else getattr(torch, trainer_dtype)
     saved = SavedTensors(trainer)
-    with KeptTensors(keep_in) as store:
+    with TensorWriter(keep_in) as store:
         comparing = _Comparing(saved, computes, store)
         for name, tensor in engine.weights(saved.shapes):
             comparing.take(name, tensor)
@@ -118,7 +118,7 @@ class _Comparing:
     """The comparison so far: of a tensor, only its numbers, and its digest if it differs."""
 
     def __init__(
-        self, trainer: SavedTensors, computes: torch.dtype | None, store: KeptTensors
+        self, trainer: SavedTensors, computes: torch.dtype | None, store: TensorWriter
     ) -> None:
         self._trainer = trainer
         self._computes = computes
