@@ -54,7 +54,7 @@ def difference(
     if computes is not None:
         trainer = trainer.to(computes)
     common = max(engine.dtype, trainer.dtype, key=_eps)
-    sums = _Sums()
+    sums = _TensorSums()
     for e, t in _chunks(engine, trainer, common):
         sums.add(e, t)
     if not sums.differing:
@@ -64,7 +64,7 @@ def difference(
 
 
 @dataclass
-class _Sums:
+class _TensorSums:
     """Sums over the elements of both tensors, in float64."""
 
     differing: int = 0  # elements
@@ -91,7 +91,7 @@ class _Sums:
 
 
 def _relation(
-    engine: Tensor, trainer: Tensor, common: torch.dtype, sums: _Sums
+    engine: Tensor, trainer: Tensor, common: torch.dtype, sums: _TensorSums
 ) -> tuple[Relation, str]:
     factor = sums.factor
     if engine.numel() >= 2 and _is_scaled(engine, trainer, common, factor):
