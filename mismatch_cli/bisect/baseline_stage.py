@@ -59,11 +59,11 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
         run.search.findings = run.ranks.world.told(faults)
         run.save()
     read_sides(run)
-    run.add(*_of_columns(run))
+    run.add(*_column_experiments(run))
     if run.is_explained():
         return
     engine = run.search.base[0]
-    for experiment, change in _of_models(run):
+    for experiment, change in _model_experiments(run):
         run.check_time()
         leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
         try:
@@ -81,7 +81,7 @@ def legs_of_both(run: Searching) -> None:
     the reference.
     """
     read_sides(run)
-    run.add(*_of_columns(run))
+    run.add(*_column_experiments(run))
     if trainer_dtype(run) != "float32":
         run.check_time()
         run.runner.read_trainer([REFERENCE])
@@ -147,7 +147,7 @@ def _first_done(run: Searching, *legs: Leg) -> str:
     return AS_RECORDED
 
 
-def _of_columns(run: Searching) -> list[Experiment]:
+def _column_experiments(run: Searching) -> list[Experiment]:
     """What part of the gap is only in the recorded columns, not in what made them; the diagnosis
     names it if it can.
     """
@@ -191,11 +191,11 @@ def compare_models(run: Searching, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
+def _model_experiments(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
     """For each difference between the two models: an experiment without its legs, and the change
     to the trainer.
     """
-    yield from _of_adapters(run)
+    yield from _adapter_experiment(run)
     weights = run.search.weights or {}
     for group in weights.get("groups", ()):
         tensors = group["tensors"]
@@ -222,7 +222,7 @@ def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
         yield experiment, {"model_config": {key: differing["rollout"]}}
 
 
-def _of_adapters(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
+def _adapter_experiment(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
     """The experiment and the change where the two sides' adapters hold different numbers."""
     rollout, trainer = run.runner.rollout.adapter, run.runner.trainer.config.scorer_adapter
     if rollout != trainer and compare_adapters({"adapter": rollout}, {"adapter": trainer}):

@@ -49,7 +49,10 @@ def config_differences(
     that the engine was started with.
     """
     prepare_imports()
-    rollout_config, trainer_config = _resolved(rollout, overrides or {}), _resolved(trainer, {})
+    rollout_config, trainer_config = (
+        _resolve_config(rollout, overrides or {}),
+        _resolve_config(trainer, {}),
+    )
     differences = []
     for key in _differing(rollout_config, trainer_config):
         if key not in _BOOKKEEPING:
@@ -61,7 +64,7 @@ def config_differences(
     return differences
 
 
-def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve_config(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The text model's settings, with overrides applied as vLLM applies them."""
     check_model_folder(model)
     config = load_config(model)

@@ -47,16 +47,16 @@ def compare_modules(run: Searching) -> None:
             "modules can only be compared with a trainer in one process: leave out sharded"
         )
     run.search.base = base_of(run)
-    rollout, trainer = _undone(run)
-    rows = _chosen(run)
+    rollout, trainer = _undo_causes(run)
+    rows = _choose_rows(run)
     started = time.perf_counter()
     if run.ranks.world.first:
-        findings, described = _grafted(run, rows, rollout, trainer)
-        _keep(run, rows, findings, described, time.perf_counter() - started)
+        findings, described = _graft_modules(run, rows, rollout, trainer)
+        _write_results(run, rows, findings, described, time.perf_counter() - started)
     run.ranks.world.barrier()
 
 
-def _undone(run: Searching) -> tuple[Change, Change]:
+def _undo_causes(run: Searching) -> tuple[Change, Change]:
     """The changes to both sides that undo the settings that cause gaps: the modules cause what
     is left.
     """
@@ -68,10 +68,10 @@ def _undone(run: Searching) -> tuple[Change, Change]:
     # A pass over the modules reads one whole response: it has neither batches nor a cache.
     rollout = {name: value for name, value in rollout.items() if name not in ("alone", "cached")}
     trainer = {name: value for name, value in trainer.items() if name != "other_shape"}
-    return combined(_beside_trainer(run), rollout), trainer
+    return combined(_room_beside_trainer(run), rollout), trainer
 
 
-def _beside_trainer(run: Searching) -> Change:
+def _room_beside_trainer(run: Searching) -> Change:
     """Settings for an engine whose modules can be called, with room on its GPU for the trainer."""
     if run.runner.rollout.engine != "vllm":
         return {}
@@ -83,7 +83,7 @@ def _beside_trainer(run: Searching) -> Change:
     return {"engine_args": arguments}
 
 
-def _chosen(run: Searching) -> list[int]:
+def _choose_rows(run: Searching) -> list[int]:
     """The indices of the responses to compare, chosen by their recorded gap."""
     measured = run.measured()
     sums = measured.sums(RECORDED)
@@ -92,7 +92,7 @@ def _chosen(run: Searching) -> list[int]:
     return choose_responses(np.split(gap_S, len(gap_S)), prompts, run.config.module_responses)
 
 
-def _grafted(
+def _graft_modules(
     run: Searching, rows: Sequence[int], rollout: Change, trainer: Change
 ) -> tuple[ModuleFindings, dict[str, Any]]:
     """What grafts show, and how both sides describe themselves."""
@@ -109,14 +109,14 @@ def _grafted(
         return graft(engine, scorer, responses, on_done), described
 
 
-def _keep(
+def _write_results(
     run: Searching,
     rows: Sequence[int],
     findings: ModuleFindings,
     described: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Keep a leg for each kind, legs of both sides' own passes over the same responses, and the
+    """Write a leg for each kind, legs of both sides' own passes over the same responses, and the
     experiments.
     """
 

@@ -201,7 +201,7 @@ def _row(
     if not details:
         return ExperimentEffects(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
-    # Of the responses that were read, perhaps a few
+    # The leg may have read a few responses only: its share is taken for that of all.
     left = effects.left(recorded, after).value or 0.0
     return ExperimentEffects(experiment, share, change, left * recorded.mean())
 

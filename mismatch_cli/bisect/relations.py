@@ -189,7 +189,7 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
     nearest grid point.
     """
     for levels, kind in _LEVELS.items():
-        step = _refined(c, (top / levels).clamp_min(1e-30))
+        step = _refine_step(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
     gap = _smallest_gap(c, top, error)
     if gap is not None:
@@ -218,10 +218,10 @@ def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
     step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
         return None
-    return _refined(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
+    return _refine_step(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
 
 
-def _refined(c: Tensor, step: Tensor) -> Tensor:
+def _refine_step(c: Tensor, step: Tensor) -> Tensor:
     """The step that fits all values best, since the step from the largest value inherits its
     rounding.
 

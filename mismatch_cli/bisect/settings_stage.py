@@ -42,7 +42,7 @@ def turn_settings(run: Searching) -> None:
         why = _out_of_reach(run, toggle)
         try:
             if not why:
-                run.add(_experiment(run, toggle, _after(run, toggle)))
+                run.add(_experiment(run, toggle, _read_pair(run, toggle)))
                 run.forget_untried(toggle.setting, toggle.side)
         except (MismatchError, UsageError) as error:
             why = str(error)
@@ -91,7 +91,7 @@ def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
     )
 
 
-def _after(run: Searching, toggle: Toggle) -> Pair:
+def _read_pair(run: Searching, toggle: Toggle) -> Pair:
     """The pair of legs with a setting changed; reads missing ones, the trainer's first, since it
     is cheaper.
     """
@@ -139,11 +139,11 @@ def turn_together(run: Searching) -> None:
     helping = run.helping()[:_MOST_TOGETHER]
     if len(helping) < 2:
         return
-    pair = _pair_of(run, helping)
+    pair = _read_together(run, helping)
     # The least helpful is tried first, and the most helpful is always needed.
     for least in reversed(helping[1:]):
         others = [experiment for experiment in helping if experiment is not least]
-        pair_of_others = _pair_of(run, others)
+        pair_of_others = _read_together(run, others)
         lost = (run.share(pair).value or 0.0) - (run.share(pair_of_others).value or 0.0)
         if lost < LEAST / 2:
             helping, pair = others, pair_of_others
@@ -152,7 +152,7 @@ def turn_together(run: Searching) -> None:
     run.save()
 
 
-def _pair_of(run: Searching, experiments: Sequence[Experiment]) -> Pair:
+def _read_together(run: Searching, experiments: Sequence[Experiment]) -> Pair:
     """The legs of several changes at once; a single change per side has already been read."""
     engine_change, trainer_change = changes_of(run, experiments)
     engine, trainer = run.search.base

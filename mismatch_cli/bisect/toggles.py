@@ -102,12 +102,12 @@ def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
 
 
 def _rollout_dtype(rollout: RolloutSide) -> str:
-    """The dtype that the engine computed in: `auto` is resolved only in its description."""
+    """The dtype that the engine computed in; its description has it where the setting is `auto`."""
     return str(rollout.described.get("dtype") or rollout.dtype)
 
 
 def _trainer_dtype(trainer: TrainerSide) -> str:
-    """The dtype that the trainer computed in, likewise from its description."""
+    """The dtype that the trainer computed in; its description has it where the setting is `auto`."""
     return str(trainer.described.get("dtype") or trainer.config.scorer.dtype)
 
 

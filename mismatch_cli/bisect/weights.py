@@ -158,11 +158,11 @@ class _Comparing:
         unread = self._unread | dict.fromkeys(sorted(missing), "the engine has no such tensor")
         # Two names of the engine may be one of the trainer's; it was compared if either was.
         unread = {name: reason for name, reason in unread.items() if name not in self._compared}
-        for name, other in self._recognised():
+        for name, other in self._recognise_strangers():
             self._differing[name] = replace(self._differing[name], detail=f"the trainer's {other}")
         return WeightComparison(len(self._compared), unread, tuple(self._differing.values()))
 
-    def _recognised(self) -> Iterator[tuple[str, str]]:
+    def _recognise_strangers(self) -> Iterator[tuple[str, str]]:
         """Which tensors of unknown relation equal another tensor of the trainer; only those of the
         same shape are read again.
         """

@@ -148,9 +148,9 @@ def page(analysis: BisectionAnalysis) -> Outline:
     """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
     ranked = zip(analysis.causes, result.causes, strict=True)
-    causes = [_cause_section(cause, _moved(analysis, row)) for row, cause in ranked]
+    causes = [_cause_section(cause, _excerpts_of(analysis, row)) for row, cause in ranked]
     answer, status = _answer(analysis)
-    sentences = " ".join([result.verdict, *_combined(analysis)])
+    sentences = " ".join([result.verdict, *_explained_together(analysis)])
     return Outline(
         title="What causes the gap?",
         about=about_facts(result.about, result),
@@ -220,7 +220,7 @@ def _value(estimate: Estimate | None) -> float:
     return 0.0 if estimate is None else estimate.value or 0.0
 
 
-def _combined(analysis: BisectionAnalysis) -> Iterator[str]:
+def _explained_together(analysis: BisectionAnalysis) -> Iterator[str]:
     """What the causes explain together, and whether their shares overlap."""
     together, overlap = analysis.result.together, analysis.overlap or 0.0
     if together is not None and not analysis.is_equal:
@@ -465,7 +465,7 @@ def _cause_section(cause: CauseRow, excerpts: Sequence[Excerpt]) -> Section:
     )
 
 
-def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
+def _excerpts_of(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
     tokens = [
         MovedPlace(*analysis.key(token.response), token.position, token.before, token.after)
         for token in analysis.moved(row, _TOKENS)
