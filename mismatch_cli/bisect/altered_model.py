@@ -31,10 +31,10 @@ CONFIG = "config.json"
 _BUFFERED = 1 << 28  # bytes of tensors to collect before writing a file
 # transformers reads every tensor of every file that an index names; of two with one name, the file
 # whose name sorts last counts. So the engine's files begin with ~, which sorts after all letters.
-_KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
+_ENGINE_FILE, _TRAINER_FILE = "~engine-{:05d}.safetensors", "trainer-{}"
 
 
-class KeptTensors:
+class TensorWriter:
     """Writes tensors to a folder as they arrive, in files of 256 MiB; without a folder it drops
     them.
     """
@@ -44,18 +44,19 @@ class KeptTensors:
         self._waiting: dict[str, Tensor] = {}
         self._written = 0
 
-    def __enter__(self) -> KeptTensors:
+    def __enter__(self) -> TensorWriter:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for old in kept_files(self._folder):
+            for old in _engine_files(self._folder):
                 old.unlink()
         return self
 
     def add(self, name: str, tensor: Tensor) -> None:
         if self._folder is None:
             return
+        # safetensors refuses tensors that share memory, as tied ones do: each is copied.
         self._waiting[name] = tensor.detach().cpu().contiguous().clone()
-        if sum(each.nbytes for each in self._waiting.values()) >= _BUFFERED:
+        if sum(waiting.nbytes for waiting in self._waiting.values()) >= _BUFFERED:
             self._write()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -65,11 +66,11 @@ class KeptTensors:
     def _write(self) -> None:
         assert self._folder is not None
         self._written += 1
-        _save(self._waiting, self._folder / _KEPT.format(self._written))
+        _save(self._waiting, self._folder / _ENGINE_FILE.format(self._written))
         self._waiting = {}
 
 
-def kept_files(folder: Path) -> list[Path]:
+def _engine_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("~engine-*.safetensors"))
 
 
@@ -80,45 +81,64 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(dict(tensors), temporary, {"format": "pt"})
 
 
-def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) -> Path:
-    """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to
-    `kept`.
+def folder_with(trainer: str, engine: Path, names: Collection[str], into: Path) -> Path:
+    """A model folder like the trainer's, with these tensors taken from those `TensorWriter` wrote to
+    the folder `engine`.
 
     Tensors tied to one of them, but not named themselves, keep the trainer's values.
     """
     saved = SavedTensors(trainer)
+    _refuse_pickles(saved)
+    own_files = {path.name: path for path in saved.files.values()}
+    file_of = _files_of_tensors(engine)
+    untied = _untied(saved, names)
+    with replacing_folder(into) as folder:
+        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *own_files))
+        for name, path in own_files.items():
+            (folder / _TRAINER_FILE.format(name)).symlink_to(path.resolve())
+        with TensorWriter(folder) as replaced:
+            for name in names:
+                replaced.add(name, read_tensor(file_of[name], name))
+            for name, source in untied.items():
+                replaced.add(name, saved.read(source))
+        _write_index(folder, saved)
+    return into
+
+
+def _write_index(folder: Path, saved: SavedTensors) -> None:
+    """Write the index of the trainer's tensors, and of those that replace them."""
+    files = {name: _TRAINER_FILE.format(path.name) for name, path in saved.files.items()}
+    files |= {name: path.name for name, path in _files_of_tensors(folder).items()}
+    index = {"metadata": {"total_size": 0}, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _refuse_pickles(saved: SavedTensors) -> None:
     if any(path.suffix == ".bin" for path in saved.files.values()):
         raise MismatchError(
-            f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by "
+            f"{saved.model} stores its weights as pickles, whose tensors cannot be replaced one by "
             "one. Save it again with save_pretrained, which writes safetensors."
         )
-    engines = {name: path for path in kept_files(kept) for name in tensor_names(path)}
-    untied = {
-        name: source
-        for name, source in tied_names(trainer).items()
-        if source in names
-        and name not in names
-        and name not in saved.files
-        and source in saved.files
-    }
-    with replacing_folder(into) as folder:
-        _link(
-            saved.folder,
-            folder,
-            leave_out=(INDEX, SINGLE, *{path.name for path in saved.files.values()}),
-        )
-        places = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
-        for path in set(saved.files.values()):
-            (folder / _TO_TRAINER.format(path.name)).symlink_to(path.resolve())
-        with KeptTensors(folder) as new:
-            for name in names:
-                new.add(name, read_tensor(engines[name], name))
-            for name, source in untied.items():
-                new.add(name, saved.read(source))
-        places |= {name: path.name for path in kept_files(folder) for name in tensor_names(path)}
-        index = {"metadata": {"total_size": 0}, "weight_map": places}
-        (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
-    return into
+
+
+def _files_of_tensors(folder: Path) -> dict[str, Path]:
+    """By name, the file of each tensor that `TensorWriter` wrote to a folder."""
+    files: dict[str, Path] = {}
+    for path in _engine_files(folder):
+        files |= dict.fromkeys(tensor_names(path), path)
+    return files
+
+
+def _untied(saved: SavedTensors, replaced: Collection[str]) -> dict[str, str]:
+    """Tensors that the trainer's folder lacks because they are tied to a replaced one, each with
+    the tensor that has its values.
+    """
+    untied = {}
+    for name, source in tied_names(saved.model).items():
+        is_lost = source in replaced and source in saved.files
+        if is_lost and name not in replaced and name not in saved.files:
+            untied[name] = source
+    return untied
 
 
 def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
@@ -140,7 +160,9 @@ def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
     several models.
     """
     text = config.get("text_config")
-    return text if isinstance(text, dict) and key not in config else config
+    if isinstance(text, dict) and key not in config:
+        return text
+    return config
 
 
 def _link(source: Path, folder: Path, leave_out: Collection[str]) -> None:

@@ -22,6 +22,8 @@ from mismatch_cli.bisect.experiments import (
     WHOLE,
     Change,
     Experiment,
+    Leg,
+    Pair,
 )
 from mismatch_cli.bisect.model_config import config_differences
 from mismatch_cli.bisect.model_structure import structure_difference
@@ -45,31 +47,33 @@ Diagnose = Callable[[Trace, str], list[dict[str, Any]]]
 
 
 def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
-    """Find faults in the columns and differences of weights and configurations, and read a leg
-    without each.
+    """Search for faults in the columns and differences of weights and configurations, and read a
+    leg without each.
     """
     legs, trainer = run.runner.legs, run.runner.trainer
     if run.search.findings is None:
         trace = Trace.open(legs.folder(AS_RECORDED))
-        found = diagnose(trace, trainer.config.scoring_model) if run.ranks.world.first else None
-        run.search.findings = run.ranks.world.told(found)
+        faults = None
+        if run.ranks.world.first:
+            faults = diagnose(trace, trainer.config.scoring_model)
+        run.search.findings = run.ranks.world.told(faults)
         run.save()
     read_sides(run)
-    run.add(*_of_columns(run))
+    run.add(*_column_experiments(run))
     if run.is_explained():
         return
-    for experiment, change in _of_models(run):
+    engine = run.search.base[0]
+    for experiment, change in _model_experiments(run):
         run.check_time()
         leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
         try:
-            run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
-        except (
-            MismatchError
-        ) as error:  # pickled weights, or a configuration that does not fit the trainer's weights
+            run.runner.read_trainer([leg], run.enough(lambda read: (engine, read.name)))
+        # Pickled weights, or a configuration that does not fit the trainer's weights.
+        except MismatchError as error:
             run.cannot_try(experiment["setting"], TRAINER, experiment["better"], str(error))
-            continue
-        after = (run.search.base[0], leg.name)
-        run.add(Experiment(**experiment, stage=0, before=run.search.base, after=after))
+        else:
+            after = (engine, leg.name)
+            run.add(Experiment(**experiment, stage=0, before=run.search.base, after=after))
 
 
 def legs_of_both(run: Searching) -> None:
@@ -77,7 +81,7 @@ def legs_of_both(run: Searching) -> None:
     the reference.
     """
     read_sides(run)
-    run.add(*_of_columns(run))
+    run.add(*_column_experiments(run))
     if trainer_dtype(run) != "float32":
         run.check_time()
         run.runner.read_trainer([REFERENCE])
@@ -99,24 +103,31 @@ def read_rollout(run: Searching) -> None:
     """Read every leg of the unchanged engine while it is loaded, and compare its weights if they
     are wanted.
     """
-    runner = run.runner
-    name = runner.rollout.engine
-    legs = [DECODED, ALONE, UNCACHED] if engine_has(name, "REPLAYS") else []
-    legs += [WHOLE] if engine_has(name, "PREFILLS") and can_be_whole(run) else []
-    compares = 0 in run.config.wanted and run.search.weights is None and engine_has(name, "OPEN")
+    name = run.runner.rollout.engine
+    legs = []
+    if engine_has(name, "REPLAYS"):
+        legs += [DECODED, ALONE, UNCACHED]
+    if engine_has(name, "PREFILLS") and can_be_whole(run):
+        legs.append(WHOLE)
+    compares = _lacks_weights(run) and engine_has(name, "OPEN")
+    if not (legs or compares):
+        return
 
     def compare(engine: Engine) -> None:
-        run.search.weights = run.ranks.world.told(
-            compared(run, engine) if run.ranks.world.first else None
-        )
+        weights = compare_models(run, engine) if run.ranks.world.first else None
+        run.search.weights = run.ranks.world.told(weights)
 
     narrow = run.enough(lambda leg: (leg.name, AS_RECORDED))
-    if legs or compares:
-        runner.read_rollout(
-            legs or [DECODED],
-            lambda leg: leg in (ALONE, UNCACHED) and narrow(leg),
-            also=compare if run.told(compares) else None,
-        )
+    run.runner.read_rollout(
+        legs or [DECODED],
+        # The legs that changes are compared with are read in full.
+        lambda leg: leg in (ALONE, UNCACHED) and narrow(leg),
+        also=compare if run.first_says(compares) else None,
+    )
+
+
+def _lacks_weights(run: Searching) -> bool:
+    return 0 in run.config.wanted and run.search.weights is None
 
 
 def can_be_whole(run: Searching) -> bool:
@@ -124,110 +135,112 @@ def can_be_whole(run: Searching) -> bool:
     return run.runner.rollout.engine == "hf" or not run.runner.rollout.sampling.truncates
 
 
-def base_of(run: Searching) -> tuple[str, str]:
+def base_of(run: Searching) -> Pair:
     """The legs that changes are measured against: both sides read again, where that is possible."""
-    engine = next(
-        (leg.name for leg in (DECODED, WHOLE) if run.runner.legs.is_done(leg.name)), AS_RECORDED
-    )
-    trainer = SCORED.name if run.runner.legs.is_done(SCORED.name) else AS_RECORDED
-    return engine, trainer
+    return _first_done(run, DECODED, WHOLE), _first_done(run, SCORED)
 
 
-def _of_columns(run: Searching) -> list[Experiment]:
+def _first_done(run: Searching, *legs: Leg) -> str:
+    for leg in legs:
+        if run.runner.legs.is_done(leg.name):
+            return leg.name
+    return AS_RECORDED
+
+
+def _column_experiments(run: Searching) -> list[Experiment]:
     """What part of the gap is only in the recorded columns, not in what made them; the diagnosis
     names it if it can.
     """
-    findings, (engine, trainer) = run.search.findings or [], run.search.base
-    found = next(iter(findings), None)
+    engine, trainer = run.search.base
     columns = []
     if engine == DECODED.name:
-        columns.append(
-            Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (engine, AS_RECORDED), _NOT_THE_ENGINE)
-        )
+        after = (engine, AS_RECORDED)
+        columns.append(Experiment("logp_rollout", ROLLOUT, 0, RECORDED, after, _NOT_THE_ENGINE))
     if trainer == SCORED.name:
-        columns.append(
-            Experiment(
-                "logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER
-            )
-        )
-    if found is None:
+        after = (AS_RECORDED, trainer)
+        columns.append(Experiment("logp_trainer", TRAINER, 0, RECORDED, after, _NOT_THE_TRAINER))
+    if not run.search.findings:
         return columns
-    causes = rank(run.measured(), replace(run.search, experiments=columns), details=False).causes
-    first = causes[0].experiment if causes else None  # the column that the fault is in
-    named = {"setting": found["setting"], "change": found["change"]}
-    return [replace(column, **named) if column == first else column for column in columns]
+    # The fault that explains most is taken to be in the column that removes most of the gap.
+    fault = run.search.findings[0]
+    ranking = rank(run.measured(), replace(run.search, experiments=columns), details=False)
+    if ranking.causes:
+        at = columns.index(ranking.causes[0].experiment)
+        columns[at] = replace(columns[at], setting=fault["setting"], change=fault["change"])
+    return columns
 
 
-def compared(run: Searching, engine: Engine) -> dict[str, Any]:
+def compare_models(run: Searching, engine: Engine) -> dict[str, Any]:
     """The engine's weights and configuration compared with the trainer's, in the form of
     `search.json`.
     """
     rollout, trainer = run.runner.rollout, run.runner.trainer.config
-    found = compare_weights(
+    weights = compare_weights(
         cast(OpenEngine, engine),
         trainer.scoring_model,
         trainer_dtype=trainer.scorer.dtype,
         keep_in=run.runner.weights_folder,
     )
     config = config_differences(rollout.model, trainer.scoring_model, rollout.overrides)
-    groups = [asdict(group) for group in found.groups()]
+    groups = [asdict(group) for group in weights.groups()]
     structure = structure_difference(rollout.model, trainer.scoring_model)
-    return found.to_json() | {
+    return weights.to_json() | {
         "groups": groups,
         "config": [difference.to_json() for difference in config],
         **structure.to_json(),
     }
 
 
-def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
+def _model_experiments(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
     """For each difference between the two models: an experiment without its legs, and the change
     to the trainer.
     """
-    found, rollout, trainer = (
-        run.search.weights or {},
-        run.runner.rollout,
-        run.runner.trainer.config,
-    )
-    about: dict[str, Any]
-    if rollout.adapter != trainer.scorer_adapter and compare_adapters(
-        {"adapter": rollout.adapter}, {"adapter": trainer.scorer_adapter}
-    ):
-        words = "use the adapter on both sides, or on neither"
-        about = {
-            "setting": "adapter",
-            "value": trainer.scorer_adapter,
-            "better": rollout.adapter,
-            "change": words,
-        }
-        lacks = TRAINER if rollout.adapter else ROLLOUT
-        yield about | {"side": lacks}, {"trainer_adapter": rollout.adapter}
-    for group in found.get("groups", ()):
-        words = f"load the same weights on both sides: {_details(found, group['tensors'])}"
-        about = {
+    yield from _adapter_experiment(run)
+    weights = run.search.weights or {}
+    for group in weights.get("groups", ()):
+        tensors = group["tensors"]
+        experiment = {
             "setting": group["name"],
+            "side": TRAINER,
             "value": group["relation"],
             "better": "the rollout’s",
-            "change": words,
+            "change": f"load the same weights on both sides: {_details(weights, tensors)}",
+            "parts": tuple(tensors),
         }
-        yield (
-            about | {"side": TRAINER, "parts": tuple(group["tensors"])},
-            {"tensors": {group["name"]: group["tensors"]}},
-        )
-    for differing in found.get("config", ()):
-        inner = differing["inner"]
-        setting = ".".join([differing["key"], *inner[:1]]) if len(inner) == 1 else differing["key"]
-        about = {
+        yield experiment, {"tensors": {group["name"]: tensors}}
+    for differing in weights.get("config", ()):
+        key, inner = differing["key"], differing["inner"]
+        setting = f"{key}.{inner[0]}" if len(inner) == 1 else key
+        experiment = {
             "setting": setting,
+            "side": TRAINER,
             "value": differing["trainer"],
             "better": differing["rollout"],
+            "change": f"the same {setting} on both sides",
             "parts": tuple(inner),
         }
-        about |= {"side": TRAINER, "change": f"the same {setting} on both sides"}
-        yield about, {"model_config": {differing["key"]: differing["rollout"]}}
+        yield experiment, {"model_config": {key: differing["rollout"]}}
 
 
-def _details(found: Mapping[str, Any], tensors: Sequence[str]) -> str:
-    """`model.layers.1.mlp.down_proj.weight is × 1.0100 in the engine`; of several the first."""
-    first = next(each for each in found["differing"] if each["tensor"] == tensors[0])
-    more = f", and {len(tensors) - 1} more" if len(tensors) > 1 else ""
-    return f"{first['tensor']} differs ({first['relation']}: {first['detail']}){more}"
+def _adapter_experiment(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
+    """The experiment and the change where the two sides' adapters hold different numbers."""
+    rollout, trainer = run.runner.rollout.adapter, run.runner.trainer.config.scorer_adapter
+    if rollout != trainer and compare_adapters({"adapter": rollout}, {"adapter": trainer}):
+        experiment = {
+            "setting": "adapter",
+            "side": TRAINER if rollout else ROLLOUT,  # the one that lacks it
+            "value": trainer,
+            "better": rollout,
+            "change": "use the adapter on both sides, or on neither",
+        }
+        yield experiment, {"trainer_adapter": rollout}
+
+
+def _details(weights: Mapping[str, Any], tensors: Sequence[str]) -> str:
+    """`model.layers.1.mlp.down_proj.weight differs (scaled: × 1.0100), and 2 more`."""
+    by_name = {differing["tensor"]: differing for differing in weights["differing"]}
+    first = by_name[tensors[0]]
+    text = f"{first['tensor']} differs ({first['relation']}: {first['detail']})"
+    if len(tensors) > 1:
+        text += f", and {len(tensors) - 1} more"
+    return text

@@ -19,7 +19,7 @@ _LEAST = 0.25  # of the squared distance: a fault that makes less is not looked 
 DECODING_FARTHER, PREFILL_FARTHER = "decoding", "prefill"  # from float32
 
 
-def what_it_is(apart: Estimate, prefill: Estimate, farther: Estimate) -> str:
+def reason_apart(apart: Estimate, prefill: Estimate, farther: Estimate) -> str:
     """The reason for which decoding and prefill are `apart`, all in nats on the average token.
 
     `prefill` is the distance of the prefill from float32, `farther` by how much more decoding is
@@ -38,11 +38,15 @@ def what_it_is(apart: Estimate, prefill: Estimate, farther: Estimate) -> str:
         return ROUNDING
     if farther.low > 0:
         return DECODING_FARTHER
-    return PREFILL_FARTHER if farther.high < 0 else UNDECIDED
+    if farther.high < 0:
+        return PREFILL_FARTHER
+    return UNDECIDED
 
 
 def decode_against_prefill(
     effects: Effects, apart: Estimate, decoded: GapSums, prefilled: GapSums
 ) -> str:
-    """The same from the sums of both passes against the trainer in float32."""
-    return what_it_is(apart, effects.gap(prefilled), effects.change(prefilled, decoded))
+    """The reason for which decoding and prefill are `apart`, from the sums of both passes against
+    the trainer in float32.
+    """
+    return reason_apart(apart, effects.gap(prefilled), effects.change(prefilled, decoded))

@@ -26,6 +26,7 @@ from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import is_spread, without_gradients
 
 _ROWS = 64  # tokens whose logits of both sides are in memory at a time
+_NO_COUNTERPART = "the engine has no counterpart"
 
 
 class Response(Protocol):
@@ -64,10 +65,9 @@ def graft(
 
 def _settle(findings: ModuleFindings) -> None:
     """Leave out kinds that produced no numbers for some response, and name them."""
+    responses = len(findings.logp_trainer)
     for columns in (findings.grafted, findings.alone):
-        for kind in [
-            kind for kind, rows in columns.items() if len(rows) < len(findings.logp_trainer)
-        ]:
+        for kind in [kind for kind, logp in columns.items() if len(logp) < responses]:
             del columns[kind]
             findings.missing.append(
                 f"{kind}: the engine's returns no numbers for the trainer's hidden states"
@@ -97,44 +97,63 @@ class _Dissection:
     request: ScoreRequest
     findings: ModuleFindings
     heard: Listener = field(init=False)  # of the trainer's own pass
+    compared: set[str] = field(default_factory=set)  # kinds of modules
 
     def run(self) -> None:
         """Run the trainer's own pass, one that compares modules with the engine's, and one for
         each graft.
         """
-        found = self.findings
+        self._read_unchanged()
+        pairs, unmatched = match_parts(self.heard.called, self.engine.heard.called)
+        grafts = Grafts(self.engine, self.heard, pairs)
+        self._compare(grafts)
+        self._graft_kinds(grafts)
+        findings = self.findings
+        findings.missing = (
+            findings.missing  # of an earlier response, since all run the same modules
+            or _missing(self.heard.called, unmatched, grafts.refused, self.compared)
+            or self._coarse_stream(grafts)
+        )
+
+    def _read_unchanged(self) -> None:
+        """log μ of the engine's pass, log π of the trainer's, and the streams of both."""
         first_row, ids_T = len(self.request.prompt_ids) - 1, torch.tensor(self.request.response_ids)
-        found.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
+        self.findings.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
         self.heard = Listener(self.trainer.model)
         with self.heard.on(self.trainer.model.get_decoder(), lambda *_: True):
-            found.logp_trainer.append(self._score(()))
-        found.layers.add(self.engine.streams, self.heard.streams)
-        pairs, alone = match_parts(self.heard.called, self.engine.heard.called)
-        grafts, seen = Grafts(self.engine, self.heard, pairs), set[str]()
-        with grafts.on(KINDS, lambda *answers: self._isolated(seen, *answers)):
-            self._look_at(lambda hidden_TH, *_: self._compare_heads(seen, hidden_TH))
+            self.findings.logp_trainer.append(self._score(()))
+        self.findings.layers.add(self.engine.streams, self.heard.streams)
+
+    def _compare(self, grafts: Grafts) -> None:
+        """Compare every module's output with that of its counterpart on the same input."""
+        with grafts.on(KINDS, self._isolate):
+            self._forward(lambda hidden_TH, *_: self._compare_heads(hidden_TH))
+        # The stream has no module; the trainer can round it to a coarser dtype, not to a finer one.
         if torch.finfo(grafts.stream_dtype).eps > torch.finfo(self._stream_dtype()).eps:
-            seen.add("residual")
-        own = _outermost(seen)
-        for kind in [kind for kind in KINDS if kind in seen]:
-            self._graft(grafts, found.grafted, kind, {kind})
+            self.compared.add("residual")
+
+    def _graft_kinds(self, grafts: Grafts) -> None:
+        outermost = _outermost(self.compared)
+        for kind in KINDS:
+            if kind in self.compared:
+                self._graft(grafts, self.findings.grafted, kind, {kind})
         # Rounding errors do not add up: where many kinds round, one graft may remove nothing.
         # `alone`, all kinds but this one, says what the kind causes by itself.
-        for kind in [kind for kind in KINDS if kind in own]:
-            self._graft(grafts, found.alone, kind, own - {kind}, inner=False)
+        for kind in KINDS:
+            if kind in outermost:
+                self._graft(grafts, self.findings.alone, kind, outermost - {kind}, inner=False)
         # The trainer then computes with the engine's modules alone, in any two precisions.
         # A gap that is left, even of one bit, shows a part that `model_parts.py` does not see.
-        self._graft(grafts, found.grafted, ALL, own, inner=False)
-        found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
-        if (
-            not found.missing
-            and torch.finfo(grafts.stream_dtype).eps < torch.finfo(self._stream_dtype()).eps
-        ):
-            coarse = str(self._stream_dtype()).removeprefix("torch.")
-            found.missing = [
-                f"residual: the trainer adds in {coarse}, which cannot represent the engine's "
-                "stream"
-            ]
+        self._graft(grafts, self.findings.grafted, ALL, outermost, inner=False)
+
+    def _coarse_stream(self, grafts: Grafts) -> list[str]:
+        """The line that says why the engine's stream could not be grafted; none if it could."""
+        if torch.finfo(grafts.stream_dtype).eps >= torch.finfo(self._stream_dtype()).eps:
+            return []
+        coarse = str(self._stream_dtype()).removeprefix("torch.")
+        return [
+            f"residual: the trainer adds in {coarse}, which cannot represent the engine's stream"
+        ]
 
     def _stream_dtype(self) -> torch.dtype:
         return self.heard.streams[-1]["mlp"][0].dtype
@@ -158,7 +177,7 @@ class _Dissection:
         if "head" not in kinds:
             (scores,) = self.trainer.score([self.request], token_budget=1)
             return scores.logp_T
-        logp_T: np.ndarray = self._look_at(
+        logp_T: np.ndarray = self._forward(
             lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy()
         )
         if np.isnan(logp_T).any():
@@ -168,26 +187,22 @@ class _Dissection:
             )
         return logp_T
 
-    def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:
+    def _forward(self, use_hidden: Callable[[Tensor, Tensor, Head], Any]) -> Any:
         with without_gradients(self.trainer.model):
-            return self.trainer.forward_pass([self.request], look)
+            return self.trainer.forward_pass([self.request], use_hidden)
 
-    def _isolated(
-        self, seen: set[str], name: str, kind: str, engine: Tensor, trainer: Tensor
-    ) -> None:
-        seen.add(kind)
+    def _isolate(self, name: str, kind: str, engine: Tensor, trainer: Tensor) -> None:
+        self.compared.add(kind)
         isolated = self.findings.isolated.setdefault(name, IsolatedModule(name, kind))
         isolated.add(engine, trainer)
 
-    def _compare_heads(self, seen: set[str], hidden_TH: Tensor) -> None:
+    def _compare_heads(self, hidden_TH: Tensor) -> None:
         head = self.trainer.head
         for rows_TH in hidden_TH.split(_ROWS):
-            theirs_TV, ours_TV = (
-                self.engine.logits(rows_TH),
-                head.logits(rows_TH.to(head.weight_VH)),
-            )
+            theirs_TV = self.engine.logits(rows_TH)
+            ours_TV = head.logits(rows_TH.to(head.weight_VH))
             width = min(theirs_TV.shape[-1], ours_TV.shape[-1])  # one of them may be padded
-            self._isolated(seen, "head", "head", theirs_TV[:, :width], ours_TV[:, :width])
+            self._isolate("head", "head", theirs_TV[:, :width], ours_TV[:, :width])
 
 
 def _outermost(kinds: Collection[str]) -> set[str]:
@@ -199,19 +214,21 @@ def _outermost(kinds: Collection[str]) -> set[str]:
 
 
 def _missing(
-    called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]
+    called: Sequence[Part], unmatched: Sequence[Part], refused: dict[str, str], compared: set[str]
 ) -> list[str]:
     """Which of the trainer's modules could not be compared, by kind."""
     kinds = {part.name: part.kind for part in called}
-    lost = {
-        part.name: "the engine has no counterpart" for part in alone if part.kind != "rotary"
-    } | refused
-    said = []
+    # Rotations without a module of the engine are grafted as a function.
+    reasons = {part.name: _NO_COUNTERPART for part in unmatched if part.kind != "rotary"} | refused
+    lines = []
     for kind in KINDS:
-        names = [name for name in lost if kinds.get(name, name) == kind]
+        # A refusal may name the kind itself.
+        names = [name for name in reasons if kinds.get(name, name) == kind]
+        is_expected = kind in kinds.values() or kind in ("embedding", "head")
         if names:
+            first = names[0]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            said.append(f"{kind}: {names[0]}{more} ({lost[names[0]]})")
-        elif kind not in seen and (kind in kinds.values() or kind in ("embedding", "head")):
-            said.append(f"{kind}: the engine has no counterpart")
-    return said
+            lines.append(f"{kind}: {first}{more} ({reasons[first]})")
+        elif is_expected and kind not in compared:
+            lines.append(f"{kind}: {_NO_COUNTERPART}")
+    return lines

@@ -36,16 +36,21 @@ class GapSums:
         """From both legs' log-probabilities of all tokens, NaN where not read."""
         d_T = logp_trainer_T - logp_rollout_T
         counts_T = tokens.counts_T & np.isfinite(d_T)
+        # 0 × NaN is NaN, so tokens that do not count are zeroed, not multiplied away.
         d_T = np.where(counts_T, d_T, 0.0)
         columns = (np.abs(d_T), phi(d_T), np.abs(d_T) > FAR, counts_T)
-        sums_S4 = np.add.reduceat(
-            np.stack(columns, axis=1).astype(np.float64), tokens.offset_S1[:-1], axis=0
-        )
+        values_T4 = np.stack(columns, axis=1).astype(np.float64)
+        sums_S4 = np.add.reduceat(values_T4, tokens.offset_S1[:-1], axis=0)
         return cls(sums_S4[:, :3], sums_S4[:, 3])
 
     def mean(self, measure: str = "abs_d") -> float:
-        """Over all tokens."""
-        return float(self.sums_S3[:, MEASURES.index(measure)].sum() / max(self.tokens_S.sum(), 1.0))
+        """The mean of a measure over all tokens; 0 without any."""
+        total = self.of(measure).sum()
+        return float(total / max(self.tokens_S.sum(), 1.0))
+
+    def of(self, measure: str) -> np.ndarray:
+        """The sum of one measure over each response."""
+        return self.sums_S3[:, MEASURES.index(measure)]
 
 
 class Effects:
@@ -59,47 +64,40 @@ class Effects:
 
     def gap(self, pair: GapSums, measure: str = "abs_d") -> Estimate:
         """The mean of a measure over tokens."""
-        part_G, whole_G, prompts = self._grouped(
-            pair.sums_S3[:, MEASURES.index(measure)], pair.tokens_S, pair.tokens_S
-        )
-        return (grouped_share if measure == "beyond_ln2" else _positive)(part_G, whole_G, prompts)
+        sums = self._grouped(pair.of(measure), pair.tokens_S, pair.tokens_S)
+        if measure == "beyond_ln2":
+            return grouped_share(*sums)
+        return grouped_ratio(*sums, POSITIVE)
 
     def change(self, before: GapSums, after: GapSums, measure: str = "abs_d") -> Estimate:
         """after − before on the tokens that both have; below 0 the gap shrinks."""
-        n = MEASURES.index(measure)
         both_S = np.minimum(before.tokens_S, after.tokens_S)
-        part_S = after.sums_S3[:, n] - before.sums_S3[:, n]
+        part_S = after.of(measure) - before.of(measure)
         return grouped_ratio(*self._grouped(part_S, both_S, both_S), SIGNED)
 
     def share(self, recorded: GapSums, before: GapSums, after: GapSums) -> Estimate:
         """How much of the recorded gap a change removes: (Σ|d| before − after) / Σ|d| as
         recorded, same responses.
         """
-        known_S = np.minimum(before.tokens_S, after.tokens_S)
-        part_S = before.sums_S3[:, 0] - after.sums_S3[:, 0]
-        part_G, whole_G, prompts = self._grouped(part_S, recorded.sums_S3[:, 0], known_S)
-        return grouped_ratio(part_G, whole_G, prompts, SIGNED)
+        read_S = np.minimum(before.tokens_S, after.tokens_S)
+        part_S = before.of("abs_d") - after.of("abs_d")
+        return grouped_ratio(*self._grouped(part_S, recorded.of("abs_d"), read_S), SIGNED)
 
     def left(self, recorded: GapSums, after: GapSums) -> Estimate:
         """How much of the recorded gap is left: Σ|d| after / Σ|d| as recorded, on the same
         responses.
         """
-        return _positive(
-            *self._grouped(after.sums_S3[:, 0], recorded.sums_S3[:, 0], after.tokens_S)
-        )
+        sums = self._grouped(after.of("abs_d"), recorded.of("abs_d"), after.tokens_S)
+        return grouped_ratio(*sums, POSITIVE)
 
     def _grouped(
-        self, part_S: np.ndarray, whole_S: np.ndarray, known_S: np.ndarray
+        self, part_S: np.ndarray, whole_S: np.ndarray, read_S: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Both sums by group of prompts over the known responses, and the number of their
-        prompts.
+        """Both sums by group of prompts over the responses with tokens that were read, and the
+        number of their prompts.
         """
-        weight_S = self._weight_S * (known_S > 0)
-        sums_G2 = sum_by_group(
-            self._tokens.group_S, np.stack([part_S, whole_S], axis=1) * weight_S[:, None]
-        )
-        return sums_G2[:, 0], sums_G2[:, 1], len(np.unique(self._tokens.prompt_id_S[weight_S > 0]))
-
-
-def _positive(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
-    return grouped_ratio(part_G, whole_G, prompts, POSITIVE)
+        weight_S = self._weight_S * (read_S > 0)
+        weighted_S2 = np.stack([part_S, whole_S], axis=1) * weight_S[:, None]
+        sums_G2 = sum_by_group(self._tokens.group_S, weighted_S2)
+        prompts = np.unique(self._tokens.prompt_id_S[weight_S > 0])
+        return sums_G2[:, 0], sums_G2[:, 1], len(prompts)

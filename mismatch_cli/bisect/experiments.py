@@ -20,7 +20,7 @@ ROLLOUT, TRAINER = "rollout", "trainer"
 LEGS = "legs"  # their folder inside the run folder
 AS_RECORDED = "as-recorded"  # the leg that the others are compared with
 NOT_REACHED = "not reached"  # the status of a stage that the budget cut short
-Change = Mapping[str, Any]  # to one side: see `sides.py`
+Change = Mapping[str, Any]  # to one side: see `side_settings.py`
 Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
 
 
@@ -98,68 +98,64 @@ class Search:
         """The search in a run folder, or a new one if it has none."""
         if not (folder / SEARCH_FILE).is_file():
             return cls(folder)
-        held = read_search(folder)
-        found = {known.name: held[known.name] for known in fields(cls) if known.name in held}
-        found["experiments"] = [_experiment(item) for item in held["experiments"]]
-        found["base"] = tuple(held["base"])
-        return cls(folder, **found)
+        content = read_search(folder)
+        content["experiments"] = [_experiment(saved) for saved in content["experiments"]]
+        content["base"] = tuple(content["base"])
+        names = {each.name for each in fields(cls)} & content.keys()
+        return cls(folder, **{name: content[name] for name in names})
 
     @property
     def pair_together(self) -> Pair | None:
         """The legs with all needed settings changed at once; None where no two settings help."""
-        return (
-            None
-            if self.together is None
-            else (self.together["after"][0], self.together["after"][1])
-        )
+        if self.together is None:
+            return None
+        engine, trainer = self.together["after"]
+        return engine, trainer
 
     def save(self) -> None:
         """Write `search.json` by atomic rename."""
-        held = {
-            known.name: getattr(self, known.name)
-            for known in fields(self)
-            if known.name != "folder"
-        }
-        held["experiments"] = [asdict(experiment) for experiment in self.experiments]
-        write_atomically(
-            self.folder / SEARCH_FILE,
-            json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n",
-        )
+        content: dict[str, Any] = {"format": FORMAT, "version": 1}
+        content |= {each.name: getattr(self, each.name) for each in fields(self)}
+        del content["folder"]
+        content["experiments"] = [asdict(experiment) for experiment in self.experiments]
+        write_atomically(self.folder / SEARCH_FILE, json.dumps(content, indent=1) + "\n")
 
     def add(self, experiments: Sequence[Experiment], *, write: bool = True) -> None:
         """Add these, replacing those with the same setting and legs."""
         keys = {_key(experiment) for experiment in experiments}
-        self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(
-            experiments
-        )
+        others = [experiment for experiment in self.experiments if _key(experiment) not in keys]
+        self.experiments = [*others, *experiments]
         if write:
             self.save()
 
 
 def leg_names(run_folder: Path) -> list[str]:
-    """The legs of a run folder that have read something; a killed search may leave a manifest
-    without shards.
-    """
-    folders = (path.parent for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
-    return sorted(folder.name for folder in folders if shards_in(folder))
+    """The legs of a run folder that have read something."""
+    names = []
+    for manifest in (run_folder / LEGS).glob(f"*/{MANIFEST}"):
+        # A search that was killed may leave a manifest without shards.
+        if shards_in(manifest.parent):
+            names.append(manifest.parent.name)
+    return sorted(names)
 
 
 def read_search(folder: Path) -> dict[str, Any]:
     """The content of `search.json`; a `MismatchError` if it is damaged."""
     path = folder / SEARCH_FILE
     try:
-        held = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise unreadable(path, error, "Start again with --force.") from error
-    if not isinstance(held, dict) or held.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise MismatchError(f"{path} was not written by `bisect`. Choose another --output.")
-    return held
+    return content
 
 
 def _key(experiment: Experiment) -> tuple[Any, ...]:
     return experiment.setting, experiment.side, experiment.after
 
 
-def _experiment(held: Mapping[str, Any]) -> Experiment:
-    tuples = {name: tuple(held[name]) for name in ("before", "after", "flags", "parts")}
-    return Experiment(**{**held, **tuples})
+def _experiment(saved: Mapping[str, Any]) -> Experiment:
+    # JSON has lists for tuples, by which experiments are compared.
+    tuples = {name: tuple(saved[name]) for name in ("before", "after", "flags", "parts")}
+    return Experiment(**{**saved, **tuples})

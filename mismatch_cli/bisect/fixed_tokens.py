@@ -26,27 +26,25 @@ from mismatch_cli.trace.shards import open_shard
 Key = tuple[int, int, int]
 _PORTIONS = (1 / 4, 1 / 2, 1.0)  # share of the responses read by the end of each
 _KEY = ("step", "prompt_id", "sample_index")
-_KEPT = (
-    *(
-        "step",
-        "epoch",
-        "minibatch",
-        "prompt_id",
-        "sample_index",
-        "version_rollout",
-        "version_trainer",
-        "reward",
-    ),
-    *(
-        "finish_reason",
-        "prompt_ids",
-        "response_ids",
-        "loss_mask",
-        "logp_rollout",
-        "rank_rollout",
-        "logp_trainer",
-    ),
-    *("entropy_trainer", "rank_trainer", "routes"),
+_COLUMNS = (
+    "step",
+    "epoch",
+    "minibatch",
+    "prompt_id",
+    "sample_index",
+    "version_rollout",
+    "version_trainer",
+    "reward",
+    "finish_reason",
+    "prompt_ids",
+    "response_ids",
+    "loss_mask",
+    "logp_rollout",
+    "rank_rollout",
+    "logp_trainer",
+    "entropy_trainer",
+    "rank_trainer",
+    "routes",
 )
 
 
@@ -61,64 +59,62 @@ def choose(
     Memory holds one row group at a time and the chosen responses. Raises a `MismatchError` if there
     are none.
     """
-    names = [name for name in (*_KEPT, "logp_recomputed") if name in trace.columns()]
+    columns = trace.columns()
+    names = [name for name in (*_COLUMNS, "logp_recomputed") if name in columns]
 
+    # The trace is read twice: once for keys alone, once for the rows that were chosen by them.
     def tables() -> Iterator[pa.Table]:
-        return (_usable(table, version, equal) for table in trace.tables(names))
+        for table in trace.tables(names):
+            yield _usable(table, version, equal)
 
-    key_SK = np.concatenate(
-        [np.stack([t[name].to_numpy() for name in _KEY], axis=1) for t in tables()]
-    )
+    key_SK = np.concatenate([_key_columns(table) for table in tables()])
     if not len(key_SK):
         raise MismatchError(
             f"{trace.folder} has no response with a trainer’s log π and prompt ids at weights "
             f"that a model here has. {trace.how_to_score}"
         )
     order = _order(key_SK)[:most]
-    ends = [max(1, round(len(order) * part)) for part in _PORTIONS]
-    cuts = [0, *sorted({*ends, len(order)})]
-    chosen = _taken(tables(), order)
-    return [
-        chosen.take(np.sort(np.argsort(np.argsort(order))[start:stop]))
-        for start, stop in pairwise(cuts)
-    ]
+    chosen = _take_rows(tables(), np.sort(order))
+    # `chosen` keeps the order of the trace, in which row order[i] comes at the rank of its number.
+    place_S = np.argsort(np.argsort(order))
+    ends = {max(1, round(len(order) * share)) for share in _PORTIONS}
+    cuts = [0, *sorted(ends | {len(order)})]
+    return [chosen.take(np.sort(place_S[start:stop])) for start, stop in pairwise(cuts)]
+
+
+def _key_columns(table: pa.Table) -> np.ndarray:
+    """The key of each row, `[S, 3]`."""
+    return np.stack([table[name].to_numpy() for name in _KEY], axis=1)
 
 
 def versions(trace: Trace) -> list[int]:
     """The versions of the weights that sampled, in order."""
     from mismatch_cli.probe.rescore_plan import versions_of
 
-    found: set[int] = set()
+    sampled: set[int] = set()
     for table in trace.tables(("version_rollout",)):
-        found |= set(versions_of(table, "version_rollout", 0).tolist())
-    return sorted(found)
+        sampled |= set(versions_of(table, "version_rollout", 0).tolist())
+    return sorted(sampled)
 
 
 def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
     """The rows with everything an experiment needs."""
-    # It imports torch, which readers must not
+    # It imports torch, which readers must not.
     from mismatch_cli.probe.rescore_plan import versions_of
 
-    table = _at_equal_weights(table) if equal else table
-    usable = pc.greater(pc.list_value_length(table["response_ids"]), 0)
-    usable = pc.and_(
-        usable, pc.greater(pc.fill_null(pc.list_value_length(table["prompt_ids"]), 0), 0)
-    )
+    if equal:
+        table = _at_equal_weights(table)
+    length_prompt = pc.fill_null(pc.list_value_length(table["prompt_ids"]), 0)
+    length_response = pc.list_value_length(table["response_ids"])
+    usable = pc.and_(pc.greater(length_response, 0), pc.greater(length_prompt, 0))
     for name in ("logp_rollout", "logp_trainer"):
-        known = (
-            table[name].is_valid()
-            if name in table.column_names
-            else pa.array(np.zeros(len(table), dtype=bool))
-        )
-        usable = pc.and_(usable, known)
+        if name in table.column_names:
+            usable = pc.and_(usable, table[name].is_valid())
+        else:
+            usable = pa.array(np.zeros(len(table), dtype=bool))
     if version is not None:
         usable = pc.and_(usable, pa.array(versions_of(table, "version_rollout", 0) == version))
-    table = table.filter(usable)
-    return (
-        table.drop_columns(["logp_recomputed"])
-        if "logp_recomputed" in table.column_names
-        else table
-    )
+    return _without_column(table.filter(usable), "logp_recomputed")
 
 
 def _at_equal_weights(table: pa.Table) -> pa.Table:
@@ -129,16 +125,20 @@ def _at_equal_weights(table: pa.Table) -> pa.Table:
     from mismatch_cli.probe.score import with_columns
 
     batch = table_to_batch(table.combine_chunks())
-    logp_T = batch.logp_recomputed_T
-    if logp_T is None:
-        return table.drop_columns(
-            [name for name in ("logp_trainer",) if name in table.column_names]
-        )
-    rows = np.split(logp_T, batch.offset_S1[1:-1])
-    columns = {"logp_trainer": [None if np.isnan(row).all() else row for row in rows]}
-    return with_columns(
-        table, columns | {"version_trainer": versions_of(table, "version_rollout", 0)}
-    )
+    if batch.logp_recomputed_T is None:
+        return _without_column(table, "logp_trainer")
+    rows = np.split(batch.logp_recomputed_T, batch.offset_S1[1:-1])
+    columns = {
+        "logp_trainer": [None if np.isnan(row_T).all() else row_T for row_T in rows],
+        "version_trainer": versions_of(table, "version_rollout", 0),
+    }
+    return with_columns(table, columns)
+
+
+def _without_column(table: pa.Table, name: str) -> pa.Table:
+    if name not in table.column_names:
+        return table
+    return table.drop_columns([name])
 
 
 def _order(key_SK: np.ndarray) -> np.ndarray:
@@ -146,6 +146,7 @@ def _order(key_SK: np.ndarray) -> np.ndarray:
     step_S, prompt_S, sample_S = key_SK.T
     hash_S = hash_keys(prompt_S, step_S, sample_S)
     by_prompt = np.lexsort((hash_S, prompt_S))
+    # A number below all prompts comes first, so that the first row begins a prompt too.
     starts = np.flatnonzero(np.diff(prompt_S[by_prompt], prepend=prompt_S.min() - 1))
     turn_S = np.arange(len(key_SK)) - np.repeat(starts, np.diff([*starts, len(key_SK)]))
     order = by_prompt[np.lexsort((hash_S[by_prompt], turn_S))]
@@ -153,15 +154,16 @@ def _order(key_SK: np.ndarray) -> np.ndarray:
     return order[np.sort(first)]
 
 
-def _taken(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
-    """These rows of the concatenated tables, in their order."""
-    wanted, parts, start = np.sort(rows), [], 0
+def _take_rows(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
+    """These rows of the concatenated tables; their numbers are sorted."""
+    taken, start = [], 0
     for table in tables:
-        own = wanted[(wanted >= start) & (wanted < start + len(table))] - start
+        stop = start + len(table)
+        own = rows[(rows >= start) & (rows < stop)] - start
         if len(own):
-            parts.append(table.take(own))
-        start += len(table)
-    return pa.concat_tables(parts, promote_options="default")
+            taken.append(table.take(own))
+        start = stop
+    return pa.concat_tables(taken, promote_options="default")
 
 
 def _keys(batch: TokenBatch) -> Iterator[Key]:
@@ -212,17 +214,18 @@ class FixedTokens:
         return len(self.prompt_id_S)
 
     def known_to(self, columns: Iterable[np.ndarray]) -> FixedTokens:
-        """The same without tokens for which a leg that read them has no finite number: all legs
-        count the same tokens.
+        """The same responses without tokens for which a leg that read them has no finite number:
+        all legs count the same tokens.
 
         Truncation excludes tokens under some settings (−∞), and an environment's tokens have no log
         μ (NaN).
         """
         unknown_T = np.zeros(len(self.counts_T), dtype=bool)
         for logp_T in columns:
-            known_T = np.isfinite(logp_T)
-            read_S = np.logical_or.reduceat(known_T, self.offset_S1[:-1])
-            unknown_T |= ~known_T & np.repeat(read_S, np.diff(self.offset_S1))
+            finite_T = np.isfinite(logp_T)
+            # A response without any number was not read, which excludes none of its tokens.
+            read_S = np.logical_or.reduceat(finite_T, self.offset_S1[:-1])
+            unknown_T |= ~finite_T & np.repeat(read_S, np.diff(self.offset_S1))
         return replace(self, counts_T=self.counts_T & ~unknown_T)
 
     def flat(self, folder: Path, column: str) -> np.ndarray:
@@ -230,12 +233,12 @@ class FixedTokens:
         values_T = np.full(int(self.offset_S1[-1]), np.nan)
         for path in Trace.open(folder).shards:
             batch = table_to_batch(open_shard(path).read().combine_chunks())
-            found_T: Any = getattr(batch, f"{column}_T")
-            if found_T is None:
+            read_T: Any = getattr(batch, f"{column}_T")
+            if read_T is None:
                 continue
+            # The trace may have fewer responses, in another order.
             for row, key in enumerate(_keys(batch)):
                 s = self.keys[key]
-                values_T[self.offset_S1[s] : self.offset_S1[s + 1]] = found_T[
-                    batch.offset_S1[row] : batch.offset_S1[row + 1]
-                ]
+                start, stop = self.offset_S1[s : s + 2]
+                values_T[start:stop] = read_T[batch.offset_S1[row] : batch.offset_S1[row + 1]]
         return values_T

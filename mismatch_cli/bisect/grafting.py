@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ _RECENT = 4  # inputs of norms and outputs of modules to search for a residual a
 # The function in transformers' model files that rotates queries and keys
 _ROTATION = "apply_rotary_pos_emb"
 # Name and kind of a module, the engine's answer and the trainer's
-Seen = Callable[[str, str, Tensor, Tensor], None]
+Report = Callable[[str, str, Tensor, Tensor], None]
 
 
 class Grafts:
@@ -49,7 +50,7 @@ class Grafts:
         # Trainer modules whose counterpart cannot compute this, and why
         self.refused: dict[str, str] = {}
         self._kinds: Collection[str] = ()
-        self._seen: Seen | None = None
+        self._report: Report | None = None
         self._inner = True
         self._times = Counter[str]()  # how often each module has been called in the pass
         self._norm_inputs = deque[Tensor](maxlen=_RECENT)
@@ -64,31 +65,23 @@ class Grafts:
 
     @contextmanager
     def on(
-        self, kinds: Collection[str], seen: Seen | None = None, *, inner: bool = True
+        self, kinds: Collection[str], report: Report | None = None, *, inner: bool = True
     ) -> Iterator[None]:
-        """Within the `with` block, modules of these kinds are the engine's; with `seen`, outputs
+        """Within the `with` block, modules of these kinds are the engine's; with `report`, outputs
         are only reported.
 
         `inner`: also modules inside attention, MLPs or experts.
         """
-        self._kinds, self._seen, self._inner = kinds, seen, inner
+        self._kinds = kinds
+        self._report = report
+        self._inner = inner
         self._times.clear()
         self._norm_inputs.clear()
         self._outputs.clear()
         try:
             for part in self._trainer.called:
                 self._hook(part)
-            layers = list(self._trainer.parts.layers.values())
-            if "embedding" in kinds:
-                self._hooks.append(
-                    layers[0].register_forward_pre_hook(self._enter_stack, with_kwargs=True)
-                )
-            if self._rounds():
-                for layer in layers:
-                    self._hooks.append(
-                        layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True)
-                    )
-                    self._hooks.append(layer.register_forward_hook(self._leave_layer))
+            self._hook_layers()
             with self._rotating():
                 yield
         finally:
@@ -97,32 +90,37 @@ class Grafts:
             self._hooks = []
 
     def _hook(self, part: Part) -> None:
-        if part.name in self._pairs and part.kind in self._kinds and self._reaches(part):
-            answer = (
-                self._turned
-                if part.kind == "rotary"
-                else self._routed
-                if part.kind == "router"
-                else self._answered
-            )
-            hook = partial(self._leave, answer, self._pairs[part.name])
+        pair = self._pairs.get(part.name)
+        if pair is not None and part.kind in self._kinds and self._reaches(part):
+            answers = {"rotary": self._answer_rotary, "router": self._answer_router}
+            hook = partial(self._leave, answers.get(part.kind, self._answer), pair)
             self._hooks.append(part.module.register_forward_hook(hook, with_kwargs=True))
-        if part.kind == "attention" and part.name in self._pairs:
-            enter = partial(self._enter_attention, self._pairs[part.name].engine)
+        if pair is not None and part.kind == "attention":
+            enter = partial(self._enter_attention, pair.engine)
             self._hooks.append(part.module.register_forward_pre_hook(enter))
         # After the graft: the trainer continues with its outputs
         if not part.inside and part.kind != "rotary":
-            self._hooks.append(
-                part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True)
-            )
+            remember = partial(self._remember, part)
+            self._hooks.append(part.module.register_forward_hook(remember, with_kwargs=True))
+
+    def _hook_layers(self) -> None:
+        layers = list(self._trainer.parts.layers.values())
+        if "embedding" in self._kinds:
+            enter = layers[0].register_forward_pre_hook(self._enter_stack, with_kwargs=True)
+            self._hooks.append(enter)
+        if self._rounds():
+            for layer in layers:
+                enter = layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True)
+                self._hooks += [enter, layer.register_forward_hook(self._leave_layer)]
 
     def _reaches(self, part: Part) -> bool:
         """Whether this part is replaced by itself, not inside a block that is the engine's as a
         whole.
         """
-        return not part.inside or (
-            self._inner and (self._seen is not None or part.inside not in self._kinds)
-        )
+        if not part.inside:
+            return True
+        within_graft = self._report is None and part.inside in self._kinds
+        return self._inner and not within_graft
 
     def _leave(
         self,
@@ -141,18 +139,19 @@ class Grafts:
             return None
         try:
             theirs = answer(pair, args, kwargs, output, time)
-            if self._seen is None:
+            if self._report is None:
                 return _in_place_of(theirs, output)
-        except Exception as error:  # a third-party module on inputs that it was not written for
+        # A third-party module on inputs that it was not written for may raise anything.
+        except Exception as error:
             self.refused[name] = _why(error)
             return None
-        self._seen(name, pair.trainer.kind, first_tensor(theirs), first_tensor(output))
+        self._report(name, pair.trainer.kind, first_tensor(theirs), first_tensor(output))
         return None
 
-    def _answered(self, pair: ModulePair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
+    def _answer(self, pair: ModulePair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
         tensors = list(hidden_arguments(args, kwargs).values())[: pair.trainer.inputs]
         # vLLM's norms add the residual unrounded, while the trainer's norm gets a rounded sum.
-        # Given the sum, the engine's norm would not compute what it computes in its own pass.
+        # From the sum, the engine's norm would not compute what it computes in its own pass.
         if self._engine.call_of(pair.engine, time).fuses and len(tensors) == 1:
             tensors = self._unfused(tensors[0])
         return [first_tensor(self._engine.call(pair.engine, *tensors, time=time))]
@@ -163,32 +162,40 @@ class Grafts:
         """
         for residual in reversed(self._norm_inputs):
             for added, branch in reversed(self._outputs):
-                if added.shape == residual.shape == stream.shape and torch.equal(
-                    self._sum(residual, added), stream
-                ):
+                is_one_shape = added.shape == residual.shape == stream.shape
+                if is_one_shape and torch.equal(self._sum(residual, added), stream):
                     return [branch, residual]
         return [stream]
 
-    def _routed(self, pair: ModulePair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
+    def _answer_router(
+        self, pair: ModulePair, args: Any, kwargs: Any, output: Any, time: int
+    ) -> Any:
         """The engine's logits and its choice of experts, however many, in the form of the
         trainer's router.
         """
         (hidden, *_) = hidden_arguments(args, kwargs).values()
         theirs = self._engine.route(pair.engine, hidden, time)
-        return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
+        if isinstance(output, tuple) and len(output) == 3:
+            return theirs
+        return [theirs[0]]
 
-    def _turned(self, pair: ModulePair, _args: Any, _kwargs: Any, _output: Any, time: int) -> Any:
+    def _answer_rotary(
+        self, pair: ModulePair, _args: Any, _kwargs: Any, _output: Any, time: int
+    ) -> Any:
         """cos and sin of these positions, which are the same on both sides."""
         return self._engine.call_of(pair.engine, time).output
 
     def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """Note what `_unfused` and `_leave_layer` need of a module, and round the sum of stream and
+        branch where the stream is grafted.
+        """
         if part.kind == "norm":
             self._norm_inputs.extend(list(hidden_arguments(args, kwargs).values())[:1])
         own = added = first_tensor(output)
         if part.kind in BLOCKS:
             self._blocks.append(own)
         if self._stream is not None and part.name in self._branches:
-            # What to add so that the sum has the engine's precision.
+            # The layer adds this to the stream, and gets the sum in the engine's precision.
             added = (self._stream + own).to(self.stream_dtype).to(own) - self._stream
             output = _in_place_of([added], output)
         self._outputs.append((added, own))
@@ -200,11 +207,12 @@ class Grafts:
         return self._engine.streams[-1]["mlp"][0].dtype
 
     def _sum(self, residual: Tensor, branch: Tensor) -> Tensor:
-        summed = residual + branch
-        return summed.to(self.stream_dtype).to(summed) if self._rounds() else summed
+        total = residual + branch
+        return total.to(self.stream_dtype).to(total) if self._rounds() else total
 
     def _rounds(self) -> bool:
-        return "residual" in self._kinds and self._seen is None
+        """Whether the trainer's stream is rounded as the engine's is."""
+        return "residual" in self._kinds and self._report is None
 
     def _enter_layer(self, _layer: Any, args: Any, kwargs: Any) -> None:
         (self._stream, *_) = hidden_arguments(args, kwargs).values()
@@ -212,11 +220,13 @@ class Grafts:
 
     def _leave_layer(self, _layer: Any, _args: Any, output: Any) -> Any:
         stream, self._stream = self._stream, None
-        # The blocks are summed before the stream is added
-        if self._trainer.parallel and stream is not None:
-            answers = [block.to(self.stream_dtype) for block in self._blocks]
-            return _in_place_of([sum(answers) + stream.to(self.stream_dtype)], output)
-        return _in_place_of([first_tensor(output).to(self.stream_dtype)], output)
+        if stream is None or not self._trainer.parallel:
+            total = first_tensor(output)
+        else:
+            # Of parallel blocks, the outputs are summed before the stream is added.
+            blocks = [block.to(self.stream_dtype) for block in self._blocks]
+            total = sum(blocks) + stream.to(self.stream_dtype)
+        return _in_place_of([total.to(self.stream_dtype)], output)
 
     def _enter_attention(self, engine: Part, _module: Any, _args: Any) -> None:
         self._attention = engine
@@ -231,8 +241,8 @@ class Grafts:
         if theirs.numel() != own.numel():
             self.refused["embedding"] = f"{tuple(theirs.shape)} versus {tuple(own.shape)}"
             return None
-        if self._seen is not None:
-            self._seen("embedding", "embedding", theirs, own)
+        if self._report is not None:
+            self._report("embedding", "embedding", theirs, own)
             return None
         new = theirs.to(own).reshape(own.shape)
         if isinstance(key, int):
@@ -244,26 +254,26 @@ class Grafts:
         """Replace transformers' rotation function with the engine's module, if the engine has
         one.
         """
-        own = any(
-            part.kind == "rotary" and part.name in self._pairs for part in self._trainer.called
-        )
-        attentions = [part.module for part in self._trainer.called if part.kind == "attention"]
-        files = (
-            {type(module).__module__ for module in attentions}
-            if "rotary" in self._kinds and not own
-            else set()
-        )
-        rotating = [
-            sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)
-        ]
-        before = [getattr(file, _ROTATION) for file in rotating]
+        before = {file: getattr(file, _ROTATION) for file in self._rotating_files()}
         try:
-            for file, function in zip(rotating, before, strict=True):
+            for file, function in before.items():
                 setattr(file, _ROTATION, partial(self._rotated, function))
             yield
         finally:
-            for file, function in zip(rotating, before, strict=True):
+            for file, function in before.items():
                 setattr(file, _ROTATION, function)
+
+    def _rotating_files(self) -> list[ModuleType]:
+        """The model files that rotate for the trainer's attention; none if modules that have a
+        pair give the angles.
+        """
+        called = self._trainer.called
+        has_pair = any(part.kind == "rotary" and part.name in self._pairs for part in called)
+        if "rotary" not in self._kinds or has_pair:
+            return []
+        names = {type(part.module).__module__ for part in called if part.kind == "attention"}
+        files = filter(None, map(sys.modules.get, names))
+        return [file for file in files if hasattr(file, _ROTATION)]
 
     def _rotated(
         self, function: Callable[..., Any], q: Tensor, k: Tensor, *args: Any, **kwargs: Any
@@ -277,20 +287,19 @@ class Grafts:
         theirs = None
         if self._attention is not None and "rotary" not in self.refused:
             try:
-                theirs = self._engine.rotate(
-                    self._attention, *(_by_token(x, heads_first) for x in (q, k))
-                )
+                queries, keys = _by_token(q, heads_first), _by_token(k, heads_first)
+                theirs = self._engine.rotate(self._attention, queries, keys)
             except Exception as error:
                 self.refused["rotary"] = _why(error)
         if theirs is None:
             return function(q, k, *args, **kwargs)
-        rotated = tuple(_by_head(x, heads_first) for x in theirs)
-        if self._seen is None:
-            return tuple(convert_as(own, x) for own, x in zip((q, k), rotated, strict=True))
-        own = function(q, k, *args, **kwargs)
-        for engine, trainer in zip(rotated, own, strict=True):
-            self._seen("rotary", "rotary", engine, trainer)
-        return own
+        engine_q, engine_k = (_by_head(x, heads_first) for x in theirs)
+        if self._report is None:
+            return convert_as(q, engine_q), convert_as(k, engine_k)
+        own_q, own_k = function(q, k, *args, **kwargs)
+        self._report("rotary", "rotary", engine_q, own_q)
+        self._report("rotary", "rotary", engine_k, own_k)
+        return own_q, own_k
 
 
 def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
@@ -306,16 +315,18 @@ def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
 
 
 def _why(error: Exception) -> str:
-    return (
-        str(error)
-        if isinstance(error, ShapesDiffer)
-        else f"{type(error).__name__}: {first_line(error)}"
-    )
+    if isinstance(error, ShapesDiffer):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _by_token(x: Tensor, heads_first: bool) -> Tensor:
+    """Queries or keys of one response as `[tokens, heads, size]`."""
     return x[0].transpose(0, 1) if heads_first else x[0]
 
 
 def _by_head(x: Tensor, heads_first: bool) -> Tensor:
-    return (x.transpose(0, 1) if heads_first else x)[None]
+    """The inverse of `_by_token`."""
+    if heads_first:
+        x = x.transpose(0, 1)
+    return x[None]

@@ -9,9 +9,9 @@ its trace is complete.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # Columns for the rows of a table
 Read = Callable[[pa.Table, Callable[[int], None]], dict[str, Any]]
+_OF_SHARDS = ("format", "format_version", "shard_rows")
+# Sections of a recording that are not those of the chosen responses
+_OF_SOURCE = ("flags", "rescored", "imported", "recomputed")
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,8 @@ class Legs:
 
     def portions(self, name: str) -> int:
         """How many portions a leg has read."""
-        rows = self.tokens.portions
-        return sum(
-            is_whole(shard_path(self.folder(name), i), count) for i, count in enumerate(rows)
-        )
+        shards = [shard_path(self.folder(name), i) for i in range(len(self.tokens.portions))]
+        return sum(map(is_whole, shards, self.tokens.portions))
 
     def is_done(self, name: str) -> bool:
         """Whether a leg is complete; every rank answers like the first."""
@@ -93,32 +94,35 @@ class Legs:
         if self.is_done(leg.name):
             return
         world, rows = self.ranks.world, self.tokens.portions
-        begun = self.ranks.world.told(self.portions(leg.name))
-        seconds = self.about(leg.name)["seconds"] if begun and world.first else 0.0
-        # CPUs may be shared
-        clock = time.process_time if described.get("device") == "cpu" else time.perf_counter
+        begun, seconds = self._begun(leg.name)
+        clock = _clock(described)
         with self.progress.counting(
             leg.what, self.tokens.num_responses, sum(rows[:begun])
         ) as on_read:
-            for i, path in enumerate(self.tokens.shards):
-                if i >= begun:
-                    table = open_shard(path).read()
-                    if i == begun:  # compile kernels and fill caches before the clock starts
-                        read(table.slice(0, 1), lambda _: None)
-                    started = clock()
-                    columns = self._by_ranks(table, read, on_read)
-                    seconds += clock() - started
-                    if world.first:
-                        self._write_manifest(leg, described, seconds, i + 1, done=False)
-                        write_shard(
-                            shard_path(self.folder(leg.name), i), with_columns(table, columns)
-                        )
-                    world.barrier()
-                if world.told(world.first and i + 1 < len(rows) and enough()):
+            for i in range(begun, len(rows)):
+                # Only the first rank looks at what was read; its answer ends the loop on all.
+                if i and world.told(world.first and enough()):
                     break
+                table = open_shard(self.tokens.shards[i]).read()
+                if i == begun:
+                    # Kernels are compiled and caches filled before the clock starts.
+                    read(table.slice(0, 1), lambda _: None)
+                started = clock()
+                columns = self._by_ranks(table, read, on_read)
+                seconds += clock() - started
+                self._write_portion(leg, described, seconds, i, table, columns)
         if world.first:
             self._write_manifest(leg, described, seconds, self.portions(leg.name), done=True)
         world.barrier()
+
+    def _begun(self, name: str) -> tuple[int, float]:
+        """The portions that an interrupted leg has, on all ranks, and their seconds, on the
+        first.
+        """
+        portions = self.ranks.world.told(self.portions(name))
+        if not (portions and self.ranks.world.first):
+            return portions, 0.0
+        return portions, self.about(name)["seconds"]
 
     def _by_ranks(
         self, table: pa.Table, read: Read, on_read: Callable[[int], None]
@@ -126,16 +130,34 @@ class Legs:
         """Every rank reads its share of the rows; if the model is sharded, all ranks read all
         rows.
         """
-        if self.ranks.spreads or self.ranks.world.size == 1:
+        world = self.ranks.world
+        if self.ranks.spreads or world.size == 1:
             return read(table, on_read)
-        share = self.ranks.world.share(len(table))
-        parts = self.ranks.world.gather(
-            read(table.slice(share.start, len(share)), on_read) if share else {}
-        )
-        names = next(part for part in parts if part)
-        return {
-            name: list(chain.from_iterable(part[name] for part in parts if part)) for name in names
-        }
+        share = world.share(len(table))
+        own: dict[str, Any] = {}
+        # With more ranks than rows, some have none.
+        if share:
+            own = read(table.slice(share.start, len(share)), on_read)
+        columns = defaultdict[str, list[Any]](list)
+        for of_rank in world.gather(own):
+            for name, values in of_rank.items():
+                columns[name].extend(values)
+        return dict(columns)
+
+    def _write_portion(
+        self,
+        leg: Leg,
+        described: Mapping[str, Any],
+        seconds: float,
+        portion: int,
+        table: pa.Table,
+        columns: dict[str, Any],
+    ) -> None:
+        if self.ranks.world.first:
+            self._write_manifest(leg, described, seconds, portion + 1, done=False)
+            path = shard_path(self.folder(leg.name), portion)
+            write_shard(path, with_columns(table, columns))
+        self.ranks.world.barrier()
 
     def write_selected(
         self,
@@ -146,14 +168,10 @@ class Legs:
         seconds: float,
     ) -> None:
         """Write a leg of selected responses, given by their index among the fixed ones."""
-        table = pa.concat_tables(
-            [open_shard(path).read() for path in self.tokens.shards], promote_options="default"
-        )
+        tables = [open_shard(path).read() for path in self.tokens.shards]
+        table = pa.concat_tables(tables, promote_options="default").take(list(rows))
         self._write_manifest(leg, described, seconds, 1, done=True, rows=[len(rows)])
-        write_shard(
-            shard_path(self.folder(leg.name), 0),
-            with_columns(table.take(list(rows)), dict(columns)),
-        )
+        write_shard(shard_path(self.folder(leg.name), 0), with_columns(table, dict(columns)))
 
     def _write_manifest(
         self,
@@ -165,31 +183,21 @@ class Legs:
         done: bool,
         rows: Sequence[int] | None = None,
     ) -> None:
-        folder, rows = self.folder(leg.name), rows or self.tokens.portions
-        source = read_manifest(self.folder(AS_RECORDED))
+        folder = self.folder(leg.name)
+        rows = (rows or self.tokens.portions)[:portions]
         about = {
             "name": leg.name,
             "side": leg.side,
             "what": leg.what,
             "change": dict(leg.change),
             "done": done,
+            "seconds": seconds,
+            "responses": sum(rows),
         }
-        about |= {"seconds": seconds, "responses": sum(rows[:portions])}
-        kept = {
-            name: value
-            for name, value in source.items()
-            if name not in ("format", "format_version", "shard_rows")
-        }
-        names = {shard_path(folder, i).name: rows[i] for i in range(portions)}
-        libraries = {"libraries": library_versions()}
-        write_manifest(
-            folder,
-            kept
-            | {leg.side: dict(described)}
-            | shard_entries(names)
-            | libraries
-            | {"bisect": about},
-        )
+        manifest = _without(read_manifest(self.folder(AS_RECORDED)), _OF_SHARDS)
+        manifest[leg.side] = dict(described)
+        manifest |= shard_entries({shard_path(folder, i).name: n for i, n in enumerate(rows)})
+        write_manifest(folder, manifest | {"libraries": library_versions(), "bisect": about})
         _copy_vocabulary(self.folder(AS_RECORDED) / VOCABULARY, folder)
 
 
@@ -206,7 +214,7 @@ def write_as_recorded(
 
     `equal`: their log π is that at the weights that sampled.
     """
-    names = {shard_path(folder, i).name: len(table) for i, table in enumerate(tables)}
+    rows = {shard_path(folder, i).name: len(table) for i, table in enumerate(tables)}
     about = {
         "name": AS_RECORDED,
         "side": "",
@@ -214,28 +222,27 @@ def write_as_recorded(
         "change": {},
         "done": True,
         "seconds": 0.0,
+        "responses": sum(rows.values()),
     }
-    about["responses"] = sum(names.values())
-    dropped = (
-        "format",
-        "format_version",
-        "shard_rows",
-        "flags",
-        "rescored",
-        "imported",
-        "recomputed",
-    )
-    kept = {name: value for name, value in manifest.items() if name not in dropped}
+    own = _without(manifest, (*_OF_SHARDS, *_OF_SOURCE))
     if equal:
-        kept |= {
-            "equal_weights": True,
-            "trainer": manifest.get("recomputed") or manifest.get("trainer") or {},
-        }
-        kept = {name: value for name, value in kept.items() if value != {}}
+        # One log π is left, of the trainer that computed it at those weights.
+        own["equal_weights"] = True
+        own["trainer"] = manifest.get("recomputed") or manifest.get("trainer") or {}
+        own = {name: value for name, value in own.items() if value != {}}
     _copy_vocabulary(vocabulary, folder)
     for i, table in enumerate(tables):
         write_shard(shard_path(folder, i), table)
-    write_manifest(folder, kept | {"command": "bisect"} | shard_entries(names) | {"bisect": about})
+    write_manifest(folder, own | {"command": "bisect"} | shard_entries(rows) | {"bisect": about})
+
+
+def _without(manifest: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name not in names}
+
+
+def _clock(described: Mapping[str, Any]) -> Callable[[], float]:
+    """The clock for a side: on a CPU that of the process, since CPUs may be shared."""
+    return time.process_time if described.get("device") == "cpu" else time.perf_counter
 
 
 def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
@@ -247,47 +254,46 @@ def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
             temporary.write_bytes(vocabulary.read_bytes())
 
 
+def forced_responses(table: pa.Table) -> list[ForcedResponse]:
+    """The recorded tokens of each row, for an engine to read again."""
+    prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
+    return list(map(ForcedResponse, prompts, responses))
+
+
 def engine_reads(engine: Engine, change: Change) -> Read:
     """How an engine reads a table's responses again: by forced decoding, or each whole response
     at once.
     """
+    alone, cached = bool(change.get("alone")), bool(change.get("cached", True))
 
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
-        prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
-        forced = [
-            ForcedResponse(prompt, response)
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
+        forced = forced_responses(table)
         prompt_id_S = table["prompt_id"].to_pylist()
         if change.get("prefill"):
             return {"logp_rollout": prefill_checked(engine, forced, prompt_id_S, on_read)}
-        alone, cached = bool(change.get("alone")), bool(change.get("cached", True))
         rollouts = replay_checked(engine, forced, prompt_id_S, on_read, alone=alone, cached=cached)
-        logp, rank = (
-            [getattr(r, name) for r in rollouts] for name in ("logp_rollout_T", "rank_rollout_T")
-        )
-        return {"logp_rollout": logp, "rank_rollout": rank}
+        return {
+            "logp_rollout": [rollout.logp_rollout_T for rollout in rollouts],
+            "rank_rollout": [rollout.rank_rollout_T for rollout in rollouts],
+        }
 
     return read
 
 
 def trainer_reads(trainer: Trainer, token_budget: int, other_shape: bool) -> Read:
     """How a trainer scores a table's responses, in its usual micro-batches or in another shape."""
+    score = trainer.score_again if other_shape else trainer.score
 
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
-        requests = requests_of(table, trainer.routing.layers)
-        if other_shape:
-            scores = trainer.score_again(
-                requests, token_budget=token_budget, on_scored=lambda rows: on_read(len(rows))
-            )
-        else:
-            scores = trainer.score(
-                requests, token_budget=token_budget, on_scored=lambda rows: on_read(len(rows))
-            )
+        scores = score(
+            requests_of(table, trainer.routing.layers),
+            token_budget=token_budget,
+            on_scored=lambda rows: on_read(len(rows)),
+        )
         return {
-            "logp_trainer": [s.logp_T for s in scores],
-            "entropy_trainer": [s.entropy_T for s in scores],
-            "rank_trainer": [s.rank_T for s in scores],
+            "logp_trainer": [response.logp_T for response in scores],
+            "entropy_trainer": [response.entropy_T for response in scores],
+            "rank_trainer": [response.rank_T for response in scores],
         }
 
     return read

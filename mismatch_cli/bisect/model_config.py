@@ -46,42 +46,46 @@ def config_differences(
     rollout: str, trainer: str, overrides: Mapping[str, Any] | None = None
 ) -> list[ConfigDifference]:
     """Compare key by key, as transformers resolves both configurations; `overrides` are those
-    the engine was given.
+    that the engine was started with.
     """
     prepare_imports()
-    rollout_config, trainer_config = _resolved(rollout, overrides or {}), _resolved(trainer, {})
-    found = []
-    for key in sorted((rollout_config.keys() | trainer_config.keys()) - _BOOKKEEPING):
-        rolled, trained = rollout_config.get(key), trainer_config.get(key)
-        if rolled != trained:
-            found.append(ConfigDifference(key, rolled, trained, _inner(rolled, trained)))
-    return found
+    rollout_config, trainer_config = (
+        _resolve_config(rollout, overrides or {}),
+        _resolve_config(trainer, {}),
+    )
+    differences = []
+    for key in _differing(rollout_config, trainer_config):
+        if key not in _BOOKKEEPING:
+            of_rollout, of_trainer = rollout_config.get(key), trainer_config.get(key)
+            inner: tuple[str, ...] = ()
+            if isinstance(of_rollout, Mapping) and isinstance(of_trainer, Mapping):
+                inner = tuple(_differing(of_rollout, of_trainer))
+            differences.append(ConfigDifference(key, of_rollout, of_trainer, inner))
+    return differences
 
 
-def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve_config(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The text model's settings, with overrides applied as vLLM applies them."""
     check_model_folder(model)
     config = load_config(model)
     for key, value in overrides.items():
-        part: Any = getattr(config, key, None)
-        if isinstance(value, Mapping) and hasattr(part, "update") and not isinstance(part, Mapping):
-            part.update(dict(value))  # a sub-configuration
+        own: Any = getattr(config, key, None)
+        is_section = hasattr(own, "update") and not isinstance(own, Mapping)
+        if isinstance(value, Mapping) and is_section:
+            own.update(dict(value))
         else:
             config.update({key: value})
     text = config.get_text_config()
     if getattr(text, "rope_parameters", None) is not None:
         text.standardize_rope_params()
     settings: dict[str, Any] = text.to_dict()
-    return {
-        key: value
-        for key, value in settings.items()
-        if not ("rope_parameters" in settings and key in _OVERRULED)
-    }
+    if "rope_parameters" in settings:
+        for key in _OVERRULED:
+            settings.pop(key, None)
+    return settings
 
 
-def _inner(rolled: Any, trained: Any) -> tuple[str, ...]:
-    if not (isinstance(rolled, Mapping) and isinstance(trained, Mapping)):
-        return ()
-    return tuple(
-        sorted(key for key in rolled.keys() | trained.keys() if rolled.get(key) != trained.get(key))
-    )
+def _differing(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, sorted; a missing value is None."""
+    keys = rollout.keys() | trainer.keys()
+    return sorted(key for key in keys if rollout.get(key) != trainer.get(key))

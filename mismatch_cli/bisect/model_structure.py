@@ -11,7 +11,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.loading import load_config
 from mismatch_cli.models.saved_tensors import SavedTensors, computed_names, tied_names
 
-_WRAPPERS = ("model.", "transformer.", "language_model.")  # that one side's names may lack
+_WRAPPERS = ("model.", "transformer.", "language_model.")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,12 @@ class StructureDifference:
     lacking_in_trainer: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        both = self.architectures
+        architectures = None
+        if self.architectures is not None:
+            rollout, trainer = self.architectures
+            architectures = {"rollout": rollout, "trainer": trainer}
         return {
-            "architectures": None if both is None else {"rollout": both[0], "trainer": both[1]},
+            "architectures": architectures,
             "lacking": {
                 "rollout": list(self.lacking_in_rollout),
                 "trainer": list(self.lacking_in_trainer),
@@ -42,14 +45,16 @@ def structure_difference(rollout: str, trainer: str) -> StructureDifference:
     """
     if rollout == trainer:
         return StructureDifference()
+    difference = StructureDifference()
     classes = _class_of(rollout), _class_of(trainer)
-    by_class = StructureDifference(classes if classes[0] != classes[1] else None)
+    if classes[0] != classes[1]:
+        difference = StructureDifference(classes)
     try:
         engine, scorer = _TensorNames(rollout), _TensorNames(trainer)
     except (MismatchError, ValueError, KeyError):
-        return by_class
+        return difference
     return replace(
-        by_class,
+        difference,
         lacking_in_rollout=engine.lacks(scorer),
         lacking_in_trainer=scorer.lacks(engine),
     )
@@ -61,6 +66,7 @@ def _class_of(model: str) -> str:
 
 
 def _tail(name: str) -> str:
+    """The name without the wrappers that one side's names may lack."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
     return name
@@ -79,7 +85,7 @@ class _TensorNames:
     def lacks(self, other: _TensorNames) -> tuple[str, ...]:
         """The other folder's names of tensors that its model computes with and this one does not.
 
-        A tensor that a model ignores is of no account; a tied head is not lacking.
+        A tensor that a model ignores does not count; a tied head is not lacking.
         """
         absent = (other.saved.keys() & other.own) - self.own
         if self._renames:

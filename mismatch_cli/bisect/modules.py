@@ -49,13 +49,11 @@ class IsolatedModule:
 
     def add(self, engine: Tensor, trainer: Tensor) -> None:
         """Add a call; equality to the bit is judged after rounding to the less precise dtype."""
-        eps = {dtype: torch.finfo(dtype).eps for dtype in (engine.dtype, trainer.dtype)}
-        lower = max(eps, key=lambda dtype: eps[dtype])
-        width = trainer.shape[-1]
+        lower = max(engine.dtype, trainer.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        self.eps = max(self.eps, torch.finfo(lower).eps)
+        self.width = max(self.width, trainer.shape[-1])
         engine, trainer = (x.detach().flatten().to("cpu") for x in (engine, trainer))
         unequal = engine.to(lower) != trainer.to(lower)
-        self.eps = max(self.eps, eps[lower])
-        self.width = max(self.width, width)
         self.same &= not bool(unequal.any())
         self.differing += int(unequal.sum())
         self.elements += len(unequal)
@@ -64,8 +62,10 @@ class IsolatedModule:
 
     @property
     def relative(self) -> float:
-        """‖engine − trainer‖ / ‖trainer‖."""
-        return float(np.sqrt(self.error / self.size)) if self.size else float(self.error > 0)
+        """‖engine − trainer‖ / ‖trainer‖; 1 where only the trainer's is 0."""
+        if not self.size:
+            return float(self.error > 0)
+        return float(np.sqrt(self.error / self.size))
 
     @property
     def bound(self) -> float:
@@ -80,9 +80,12 @@ class IsolatedModule:
 
     @property
     def relation(self) -> str:
+        """Whether the outputs are equal to the bit, up to rounding, or not."""
         if self.same:
             return BITS
-        return ROUNDING if self.relative <= self.bound else DIFFERENT
+        if self.relative <= self.bound:
+            return ROUNDING
+        return DIFFERENT
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -117,7 +120,8 @@ class LayerErrors:
         self, engine: Sequence[dict[str, Stream]], trainer: Sequence[dict[str, Stream]]
     ) -> None:
         """Add a response; skips a point that either side does not show."""
-        if len(engine) != len(trainer):  # the matching of modules says what is missing
+        # What a side lacks is said where its modules are matched.
+        if len(engine) != len(trainer):
             return
         for layer, (theirs, ours) in enumerate(zip(engine, trainer, strict=True)):
             if layer == len(self.sums):
@@ -137,17 +141,16 @@ class LayerErrors:
 
     def to_json(self) -> list[dict[str, Any]]:
         """`inherited`: ‖s_e − s_t‖/‖s_t‖ at the point; `added`: the part that its block added."""
-        return [
-            {
-                "layer": layer,
-                **{
-                    point: {"inherited": _ratio(sums.error, sums.size)}
-                    | ({} if point == "before" else {"added": _ratio(sums.added, sums.size)})
-                    for point, sums in points.items()
-                },
-            }
-            for layer, points in enumerate(self.sums)
-        ]
+        layers: list[dict[str, Any]] = []
+        for layer, points in enumerate(self.sums):
+            layers.append({"layer": layer})
+            for point, sums in points.items():
+                errors = {"inherited": _ratio(sums.error, sums.size)}
+                # No block precedes the first point of a layer.
+                if point != "before":
+                    errors["added"] = _ratio(sums.added, sums.size)
+                layers[-1][point] = errors
+        return layers
 
 
 def _ratio(error: float, size: float) -> float:
@@ -156,7 +159,7 @@ def _ratio(error: float, size: float) -> float:
 
 @dataclass
 class ModuleFindings:
-    """What stage 3 finds on some responses; `_T` arrays are float32, one per response."""
+    """What stage 3 measures on some responses; `_T` arrays are float32, one per response."""
 
     logp_prefill: list[np.ndarray] = field(default_factory=list)  # of the engine's pass
     # Of the trainer, one response at a time
@@ -185,44 +188,42 @@ class ModuleFindings:
         Where many kinds round, grafting one may remove nothing although it alone causes as much as
         all: rounding errors do not add up, and one disturbance is enough.
         """
-        return self._mean_gap(self.alone[kind]) if kind in self.alone else None
+        if kind not in self.alone:
+            return None
+        return self._mean_gap(self.alone[kind])
 
     def counted(self) -> list[np.ndarray]:
         """For each response, bool `[T]`: tokens in the support of both sides under every graft."""
-        everything = [
+        passes = [
             self.logp_prefill,
             self.logp_trainer,
             *self.grafted.values(),
             *self.alone.values(),
         ]
-        return [np.isfinite(np.stack(columns)).all(0) for columns in zip(*everything, strict=True)]
+        return [np.isfinite(np.stack(logp)).all(0) for logp in zip(*passes, strict=True)]
 
     def _mean_gap(self, logp: Sequence[np.ndarray]) -> float:
-        rows = zip(logp, self.logp_prefill, self.counted(), strict=True)
-        apart = [
-            np.abs(own_T[kept_T].astype(np.float64) - engine_T[kept_T])
-            for own_T, engine_T, kept_T in rows
-        ]
-        total = np.concatenate(apart) if apart else np.zeros(0)
-        return float(total.mean()) if len(total) else 0.0
+        apart_N = [np.zeros(0)]
+        for own_T, engine_T, counts_T in zip(logp, self.logp_prefill, self.counted(), strict=True):
+            apart_N.append(np.abs(own_T[counts_T].astype(np.float64) - engine_T[counts_T]))
+        all_N = np.concatenate(apart_N)
+        return float(all_N.mean()) if len(all_N) else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """`grafts`: shares without intervals, which are added where the prompts are known."""
         gap = self.gap
+        grafts = []
+        for kind in self.grafted:
+            left = self.left(kind)
+            share = 1 - left / gap if gap else 0.0
+            alone = self.made_alone(kind)
+            grafts.append({"kind": kind, "share": share, "left": left, "alone": alone})
         return {
             "responses": len(self.logp_trainer),
             "gap": gap,
             "layers": self.layers.to_json(),
-            "isolated": [isolated.to_json() for isolated in self.isolated.values()],
-            "grafts": [
-                {
-                    "kind": kind,
-                    "share": 1 - self.left(kind) / gap if gap else 0.0,
-                    "left": self.left(kind),
-                    "alone": self.made_alone(kind),
-                }
-                for kind in self.grafted
-            ],
+            "isolated": [module.to_json() for module in self.isolated.values()],
+            "grafts": grafts,
             "missing": self.missing,
         }
 
@@ -236,7 +237,7 @@ def choose_responses(
     They are of different prompts, as far as possible.
     """
     mean = np.array([float(np.mean(d)) if len(d) else -np.inf for d in abs_d])
-    measured = [i for i in range(len(mean)) if np.isfinite(mean[i])]
+    measured = np.flatnonzero(np.isfinite(mean)).tolist()
     if not measured:
         return []
     median = float(np.median(mean[measured]))
@@ -244,14 +245,17 @@ def choose_responses(
     typical = sorted(measured, key=lambda i: (abs(mean[i] - median), i))
     chosen = _pick(worst, prompt_ids, [], (count + 1) // 2)
     chosen = _pick(typical, prompt_ids, chosen, count)
-    return chosen + [i for i in worst if i not in chosen][: count - len(chosen)]
+    # With fewer prompts than responses to choose, some prompts give several.
+    others = [i for i in worst if i not in chosen]
+    return chosen + others[: count - len(chosen)]
 
 
 def _pick(
     ordered: Sequence[int], prompt_ids: Sequence[int], chosen: list[int], count: int
 ) -> list[int]:
     """`chosen`, filled up to `count` with the first response of each prompt not yet in it."""
-    chosen, prompts = list(chosen), {prompt_ids[i] for i in chosen}
+    chosen = list(chosen)
+    prompts = {prompt_ids[i] for i in chosen}
     for i in ordered:
         if len(chosen) < count and prompt_ids[i] not in prompts:
             chosen.append(i)

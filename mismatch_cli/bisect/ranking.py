@@ -7,8 +7,10 @@ resample.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -61,8 +63,10 @@ class LegDifferences:
     def sums(self, pair: Pair) -> GapSums:
         """Sums of the gap between a leg of the rollout and one of the trainer."""
         if pair not in self._sums:
-            legs = self.logp_T(pair[0], ROLLOUT), self.logp_T(pair[1], TRAINER)
-            self._sums[pair] = GapSums.between(self.tokens, *legs)
+            rollout, trainer = pair
+            self._sums[pair] = GapSums.between(
+                self.tokens, self.logp_T(rollout, ROLLOUT), self.logp_T(trainer, TRAINER)
+            )
         return self._sums[pair]
 
     def apart(self, side: str, first: str, other: str) -> GapSums:
@@ -75,11 +79,8 @@ def measured_in(
 ) -> LegDifferences:
     """All legs, on the tokens that are known to every leg that read them."""
     legs = tuple(legs)
-    return LegDifferences(
-        tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)),
-        column,
-        legs,
-    )
+    columns = (column(*key) for key in product(legs, (ROLLOUT, TRAINER)))
+    return LegDifferences(tokens.known_to(columns), column, legs)
 
 
 def noise_of(measured: LegDifferences) -> list[Estimate]:
@@ -87,12 +88,12 @@ def noise_of(measured: LegDifferences) -> list[Estimate]:
     sides that were read twice.
     """
     effects, recorded = Effects(measured.tokens), measured.sums(RECORDED)
-    sides = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
-    return [
-        effects.left(recorded, measured.apart(*side))
-        for side in sides
-        if measured.legs.issuperset(side[1:])
-    ]
+    again = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
+    shares = []
+    for side, first, other in again:
+        if measured.legs >= {first, other}:
+            shares.append(effects.left(recorded, measured.apart(side, first, other)))
+    return shares
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,16 @@ class ExperimentEffects:
         """Whether it removes a notable part of the gap with 95 % confidence; without an
         interval, a large part beyond what noise may remove.
         """
-        value, low = self.share.value or 0.0, self.share.low
-        if low is None and self.share.note != NO_SPREAD:
-            return value >= LARGE + self.noise
-        return value >= LEAST and (low is None or low > 0)
+        # An effect that is the same for all prompts has no interval and needs none.
+        if self.share.low is None and self.share.note != NO_SPREAD:
+            return self.removes >= LARGE + self.noise
+        is_clear = self.share.low is None or self.share.low > 0
+        return self.removes >= LEAST and is_clear
+
+    @property
+    def removes(self) -> float:
+        """Its share of the gap, 0 where that is unknown."""
+        return self.share.value or 0.0
 
 
 @dataclass(frozen=True)
@@ -152,41 +159,37 @@ def rank(
         return Ranking((), ())
     effects = Effects(measured.tokens, weight_S)
     noise = max((share.value or 0.0 for share in noise_of(measured)), default=0.0)
-    rows = [
-        replace(_row(effects, measured, e, details), noise=noise)
-        for e in search.experiments
-        if e.setting != ALL_MODULES
-    ]
-    best = [
-        _best([row for row in rows if row.experiment.setting == name]) for name in _settings(rows)
-    ]
-    others = [row for row in rows if row not in best]
-    order = sorted(best, key=lambda row: (row.experiment.floor, -(row.share.value or 0.0)))
-    return Ranking(
-        tuple(row for row in order if row.is_cause),
-        (*(row for row in order if not row.is_cause), *others),
-    )
-
-
-def _settings(rows: Iterable[ExperimentEffects]) -> list[str]:
-    return list(dict.fromkeys(row.experiment.setting for row in rows))
+    rows = []
+    by_setting = defaultdict[str, list[ExperimentEffects]](list)
+    for experiment in search.experiments:
+        if experiment.setting != ALL_MODULES:
+            row = replace(_row(effects, measured, experiment, details), noise=noise)
+            rows.append(row)
+            by_setting[experiment.setting].append(row)
+    best = [_best(of_setting) for of_setting in by_setting.values()]
+    best.sort(key=lambda row: (row.experiment.floor, -row.removes))
+    causes = [row for row in best if row.is_cause]
+    others = [row for row in best if not row.is_cause]
+    others += [row for row in rows if row not in best]
+    return Ranking(tuple(causes), tuple(others))
 
 
 def _best(rows: Sequence[ExperimentEffects]) -> ExperimentEffects:
     """The row of one setting that removes most; both sides together only if that removes notably
     more.
     """
-    single = [row for row in rows if row.experiment.side != "both" or row.experiment.floor]
-    double = [row for row in rows if row not in single]
-    strongest = [
-        max(group, key=lambda row: row.share.value or 0.0) for group in (single, double) if group
-    ]
-    if (
-        len(strongest) == 2
-        and (strongest[1].share.value or 0.0) >= (strongest[0].share.value or 0.0) + LEAST
-    ):
-        return strongest[1]
-    return strongest[0]
+    single, double = [], []
+    for row in rows:
+        # A shared precision belongs to both sides, but has no one-sided row to be compared with.
+        if row.experiment.side == "both" and not row.experiment.floor:
+            double.append(row)
+        else:
+            single.append(row)
+    if not (single and double):
+        return max(rows, key=lambda row: row.removes)
+    strongest = max(single, key=lambda row: row.removes)
+    of_both = max(double, key=lambda row: row.removes)
+    return of_both if of_both.removes >= strongest.removes + LEAST else strongest
 
 
 def _row(
@@ -198,7 +201,7 @@ def _row(
     if not details:
         return ExperimentEffects(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
-    # Of the responses that were read, perhaps a few
+    # The leg may have read a few responses only: its share is taken for that of all.
     left = effects.left(recorded, after).value or 0.0
     return ExperimentEffects(experiment, share, change, left * recorded.mean())
 
@@ -206,6 +209,6 @@ def _row(
 def is_explained(measured: LegDifferences, left: Pair) -> bool:
     """Whether so little of the gap is left between two legs that the search can end."""
     after, recorded = measured.sums(left), measured.sums(RECORDED)
-    known_S = after.tokens_S > 0
-    whole = recorded.sums_S3[known_S, 0].sum()
-    return after.mean() < NO_GAP or after.sums_S3[:, 0].sum() < EXPLAINED * whole
+    # A leg may have read some of the responses only: the whole gap is that of the same ones.
+    whole = recorded.of("abs_d")[after.tokens_S > 0].sum()
+    return after.mean() < NO_GAP or after.of("abs_d").sum() < EXPLAINED * whole

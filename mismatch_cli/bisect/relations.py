@@ -15,7 +15,7 @@ from torch import Tensor
 Relation = Literal["scaled", "rounded", "other"]
 _CHUNK = 1 << 22  # elements to compare at a time, in float64
 # Elements of a large tensor, in whole rows, that suffice to recognise a rounding
-_LOOKED_AT = 1 << 24
+_MOST_ELEMENTS = 1 << 24
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 # Half a step: relative, least
 _FP8 = ((torch.float8_e4m3fn, 1 / 16, 2.0**-9), (torch.float8_e5m2, 1 / 8, 2.0**-16))
@@ -46,41 +46,66 @@ def difference(
     `computes` is the trainer's dtype, if not that of its folder.
     """
     if engine.shape != trainer.shape:
-        return TensorDifference(
-            "other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}"
-        )
-    if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(
-        engine, trainer.to(engine.dtype)
-    ):
+        shapes = f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}"
+        return TensorDifference("other", math.inf, 1.0, shapes)
+    # The plain cast of the trainer's tensor is the usual case, and needs no float64.
+    if _eps(engine.dtype) >= _eps(trainer.dtype) and _is_equal(engine, trainer.to(engine.dtype)):
         return None
-    computed = trainer if computes is None else trainer.to(computes)
-    common = max(engine.dtype, computed.dtype, key=_coarseness)
-    differing, squares, own, product = 0, 0.0, 0.0, 0.0
-    for e, t in _chunks(engine, computed, common):
-        differing += int(((e != t) & ~(e.isnan() & t.isnan())).sum())
-        squares += float((e - t).square().sum())
-        own, product = own + float(t.square().sum()), product + float((e * t).sum())
-    if not differing:
+    if computes is not None:
+        trainer = trainer.to(computes)
+    common = max(engine.dtype, trainer.dtype, key=_eps)
+    sums = _TensorSums()
+    for e, t in _chunks(engine, trainer, common):
+        sums.add(e, t)
+    if not sums.differing:
         return None
-    relative = math.sqrt(squares / own) if own else math.inf
-    relation, detail = _relation(
-        engine, computed, common, product / own if own else math.nan, relative
-    )
-    return TensorDifference(relation, relative, differing / engine.numel(), detail)
+    relation, detail = _relation(engine, trainer, common, sums)
+    return TensorDifference(relation, sums.relative, sums.differing / engine.numel(), detail)
+
+
+@dataclass
+class _TensorSums:
+    """Sums over the elements of both tensors, in float64."""
+
+    differing: int = 0  # elements
+    squares: float = 0.0  # Σ (engine − trainer)²
+    own: float = 0.0  # Σ trainer²
+    product: float = 0.0  # Σ engine · trainer
+
+    def add(self, e: Tensor, t: Tensor) -> None:
+        """Add a chunk; NaN on both sides is equal."""
+        self.differing += int(((e != t) & ~(e.isnan() & t.isnan())).sum())
+        self.squares += float((e - t).square().sum())
+        self.own += float(t.square().sum())
+        self.product += float((e * t).sum())
+
+    @property
+    def relative(self) -> float:
+        """‖engine − trainer‖ / ‖trainer‖."""
+        return math.sqrt(self.squares / self.own) if self.own else math.inf
+
+    @property
+    def factor(self) -> float:
+        """The multiple of the trainer's tensor that is nearest to the engine's."""
+        return self.product / self.own if self.own else math.nan
 
 
 def _relation(
-    engine: Tensor, trainer: Tensor, common: torch.dtype, factor: float, relative: float
+    engine: Tensor, trainer: Tensor, common: torch.dtype, sums: _TensorSums
 ) -> tuple[Relation, str]:
+    factor = sums.factor
     if engine.numel() >= 2 and _is_scaled(engine, trainer, common, factor):
-        return "scaled", f"× {factor:.4f}" if abs(factor - 1) >= 5e-4 else f"× {factor:.7f}"
-    if not math.isfinite(relative):
+        digits = 4 if abs(factor - 1) >= 5e-4 else 7
+        return "scaled", f"× {factor:.{digits}f}"
+    if not math.isfinite(sums.relative):
         return "other", ""
-    engine_seen, trainer_seen = _seen(engine), _seen(trainer)
-    if to := _rounding(engine_seen, trainer_seen, float(engine.abs().max())):
-        return "rounded", f"to {to}"
-    if to := _rounding(trainer_seen, engine_seen, float(trainer.abs().max())):
-        return "rounded", f"the trainer's to {to}"
+    engine_rows, trainer_rows = _sampled_rows(engine), _sampled_rows(trainer)
+    grid = _rounding(engine_rows, trainer_rows, float(engine.abs().max()))
+    if grid:
+        return "rounded", f"to {grid}"
+    grid = _rounding(trainer_rows, engine_rows, float(trainer.abs().max()))
+    if grid:
+        return "rounded", f"the trainer's to {grid}"
     return "other", ""
 
 
@@ -88,7 +113,7 @@ def _is_equal(engine: Tensor, trainer: Tensor) -> bool:
     return torch.equal(engine.to(trainer.device), trainer)
 
 
-def _coarseness(dtype: torch.dtype) -> float:
+def _eps(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps)
 
 
@@ -105,54 +130,58 @@ def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: flo
     """Whether only rounding is left once the factor is removed."""
     left = own = 0.0
     for e, t in _chunks(engine, trainer, common):
-        left, own = left + float((e - factor * t).square().sum()), own + float(t.square().sum())
+        left += float((e - factor * t).square().sum())
+        own += float(t.square().sum())
     residual = math.sqrt(left / own) if own else math.inf
-    eps = max(_coarseness(common), _stored_coarseness(engine), _stored_coarseness(trainer))
+    eps = max(_eps(common), _stored_eps(engine), _stored_eps(trainer))
+    # A factor so near 1 that rounding could make it is none.
     return residual <= abs(factor) * eps / 2 and abs(factor - 1) > 3 * residual
 
 
-def _stored_coarseness(tensor: Tensor) -> float:
-    """The coarseness of the dtype in which it was saved: float32 weights may come from bfloat16
-    files.
-    """
-    fits = (
-        d
-        for d in (torch.bfloat16, torch.float16)
-        if torch.equal(tensor.to(d).to(tensor.dtype), tensor)
-    )
-    return max(map(_coarseness, fits), default=_coarseness(tensor.dtype))
+def _stored_eps(tensor: Tensor) -> float:
+    """ε of the dtype in which a tensor was saved: float32 weights may come from bfloat16 files."""
+    narrow = (torch.bfloat16, torch.float16)
+    fits = [d for d in narrow if torch.equal(tensor.to(d).to(tensor.dtype), tensor)]
+    return max(map(_eps, fits), default=_eps(tensor.dtype))
 
 
-def _seen(tensor: Tensor) -> Tensor:
-    """The tensor as rows; every n-th row of a large one."""
+def _sampled_rows(tensor: Tensor) -> Tensor:
+    """The tensor as rows, on the CPU; every n-th row of a large one."""
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
-    return rows[:: max(1, math.ceil(tensor.numel() / _LOOKED_AT))].cpu()
+    return rows[:: max(1, math.ceil(tensor.numel() / _MOST_ELEMENTS))].cpu()
 
 
 def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
     """What `coarse` is rounded to and `fine` is not: a dtype, or values on a grid; empty for
     neither.
     """
-    finest = max(coarse.dtype, fine.dtype, key=_coarseness)
+    finest = max(coarse.dtype, fine.dtype, key=_eps)
     for dtype in _DTYPES:
-        if _coarseness(dtype) > _coarseness(finest) and torch.equal(
-            fine.to(dtype).float(), coarse.float()
-        ):
+        if _eps(dtype) > _eps(finest) and torch.equal(fine.to(dtype).float(), coarse.float()):
             return _name(dtype)
-    columns = coarse.shape[1]
-    shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
-    shapes += [(f"{n} neighbours", (-1, n)) for n in _IN_A_ROW if columns % n == 0 and columns > n]
     # Two roundings, of half of this each: of a value and its step, or of both values.
-    error = _coarseness(finest) * (1.1 if finest != torch.float32 else 8)
-    for of_each, shape in shapes:
+    error = _eps(finest) * (1.1 if finest != torch.float32 else 8)
+    for scope, shape in _scopes(coarse.shape[1]):
         c, f = coarse.float().reshape(shape), fine.float().reshape(shape)
         if c.shape[1] < _FEWEST:
             continue
-        top = torch.tensor([[largest]]) if of_each == "tensor" else c.abs().amax(1, keepdim=True)
+        # The rows are a sample: the largest value of a tensor, which set its step, may be missing.
+        top = torch.tensor([[largest]]) if scope == "tensor" else c.abs().amax(1, keepdim=True)
         for kind, step, fits in _grids(c, f, top, error):
             if fits >= _NEARLY_ALL:
-                return f"{kind} values per {of_each}, {_steps(step)}"
+                return f"{kind} values per {scope}, {_steps(step)}"
     return ""
+
+
+def _scopes(columns: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """What shares a step: the tensor, a row, or neighbours in it; with the shape that makes it a
+    row.
+    """
+    yield "tensor", (1, -1)
+    yield "row", (-1, columns)
+    for n in _IN_A_ROW:
+        if columns % n == 0 and columns > n:
+            yield f"{n} neighbours", (-1, n)
 
 
 def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
@@ -160,9 +189,10 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
     nearest grid point.
     """
     for levels, kind in _LEVELS.items():
-        step = _refined(c, (top / levels).clamp_min(1e-30))
+        step = _refine_step(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
-    if (gap := _smallest_gap(c, top, error)) is not None:
+    gap = _smallest_gap(c, top, error)
+    if gap is not None:
         kind = "int8" if float((top / gap).max()) > 16 else "int4"
         yield kind, gap, _fit(c, f, (c / gap).round() * gap, gap / 2, error)
     for dtype, half, least in _FP8:
@@ -172,9 +202,12 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
 
 
 def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> float:
+    """The share of elements of `c` that are on a grid, at the point nearest to `f`: within `half`
+    a step of it.
+    """
     is_on_grid = (on_grid - c).abs() <= error * c.abs()
-    nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
-    return float((is_on_grid & nearest).float().mean())
+    is_nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
+    return float((is_on_grid & is_nearest).float().mean())
 
 
 def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
@@ -185,10 +218,10 @@ def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
     step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
         return None
-    return _refined(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
+    return _refine_step(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
 
 
-def _refined(c: Tensor, step: Tensor) -> Tensor:
+def _refine_step(c: Tensor, step: Tensor) -> Tensor:
     """The step that fits all values best, since the step from the largest value inherits its
     rounding.
 

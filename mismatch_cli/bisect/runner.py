@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,9 +39,10 @@ def never(_leg: Leg) -> bool:
 def leg_of(side: str, change: Change, what: str) -> Leg:
     """The leg of a change, named after it, so that the same change always has the same leg."""
     text = json.dumps(change, sort_keys=True, default=str)
-    words = re.sub(r"[^a-z0-9]+", "-", text.lower().replace("engine_args", "")).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower().replace("engine_args", "")).strip("-")
+    # The slug is for readers and is cut off, so a digest of the whole change tells legs apart.
     digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
-    return Leg(f"{side}-{words[:60].rstrip('-')}-{digest}", side, what, change)
+    return Leg(f"{side}-{slug[:60].rstrip('-')}-{digest}", side, what, change)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Runner:
         enough: Enough = never,
         also: Callable[[Engine], None] | None = None,
     ) -> None:
-        """Read the missing legs, all with one engine: their changes differ only in how it is asked.
+        """Read the missing legs, all with one engine: their changes differ only in how it reads.
 
         Calls `also` with the engine while it is loaded.
         """
@@ -65,12 +68,8 @@ class Runner:
             return
         with self.engine(engine_part(legs[0].change)) as engine:
             for leg in missing:
-                self.legs.read(
-                    leg,
-                    engine_reads(engine, leg.change),
-                    engine.describe(),
-                    lambda leg=leg: enough(leg),  # type: ignore[misc]
-                )
+                read = engine_reads(engine, leg.change)
+                self.legs.read(leg, read, engine.describe(), partial(enough, leg))
             if also is not None:
                 also(engine)
 
@@ -81,32 +80,28 @@ class Runner:
         missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
         if not missing:
             return
+        token_budget = self.trainer.config.scorer.token_budget
         with self.loaded_trainer(missing[0].change) as trainer:
             for leg in missing:
-                read = trainer_reads(
-                    trainer,
-                    self.trainer.config.scorer.token_budget,
-                    bool(leg.change.get("other_shape")),
-                )
-                self.legs.read(leg, read, trainer.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
+                other_shape = bool(leg.change.get("other_shape"))
+                read = trainer_reads(trainer, token_budget, other_shape)
+                self.legs.read(leg, read, trainer.describe(), partial(enough, leg))
 
     @contextmanager
     def engine(self, change: Change, **more: Any) -> Iterator[Engine]:
         """The rollout engine under a change of its settings and of the environment."""
         progress, world = self.legs.progress, self.legs.ranks.world
+        name = self.rollout.engine
         progress.say(
-            f"Loading {self.rollout.model} into the rollout engine "
-            f"({self.rollout.engine}){_told(change)}"
+            f"Loading {self.rollout.model} into the rollout engine ({name}){_with_change(change)}"
         )
-        log = (
-            final_folder(self.legs.run_folder) / "log" / f"{self.rollout.engine}{world.suffix}.log"
-        )
+        log = final_folder(self.legs.run_folder) / "log" / f"{name}{world.suffix}.log"
         settings = self.rollout.settings(
             change, log_file=log, say=progress.say, world=world, **more
         )
         with (
             changed_environment(change.get("environment", {})),
-            closing(create_engine(self.rollout.engine, settings)) as engine,
+            closing(create_engine(name, settings)) as engine,
         ):
             yield engine
 
@@ -128,30 +123,30 @@ class Runner:
         """The trainer's model, with the change's tensors or configuration values from the
         engine.
         """
-        if tensors := change.get("tensors"):
-            names = [name for group in tensors.values() for name in group]
-            model = str(folder_with(model, self.weights_folder, names, scratch / "tensors"))
-        config = {
-            name: value
-            for name, value in change.get("model_config", {}).items()
-            if name != "auto_map"
-        }
+        groups = change.get("tensors") or {}
+        tensors = list(chain.from_iterable(groups.values()))
+        if tensors:
+            model = str(folder_with(model, self.weights_folder, tensors, scratch / "tensors"))
+        config = dict(change.get("model_config", {}))
+        # It names code to run, which a change read from a run folder must not.
+        config.pop("auto_map", None)
         if config:
             model = str(folder_with_config(model, config, scratch / "config"))
         return model
 
     @property
     def weights_folder(self) -> Path:
-        """Where the engine's differing tensors are kept."""
+        """The folder with the engine's differing tensors."""
         return self.legs.run_folder / WEIGHTS
 
 
 @contextmanager
-def changed_environment(asked: Mapping[str, str]) -> Iterator[None]:
-    # Of a resumed search: from its folder
-    asked = {name: value for name, value in asked.items() if name in SWITCHES}
-    before = {name: os.environ.get(name) for name in asked}
-    os.environ.update(asked)
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables, as far as they are among `SWITCHES`."""
+    # A resumed search reads its changes from its folder, which may be somebody else's.
+    allowed = {name: value for name, value in variables.items() if name in SWITCHES}
+    before = {name: os.environ.get(name) for name in allowed}
+    os.environ.update(allowed)
     try:
         yield
     finally:
@@ -162,10 +157,12 @@ def changed_environment(asked: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _told(change: Change) -> str:
-    """A change as words for the log, such as ` with kv_cache_dtype float8`."""
-    parts = [f"{name} {value}" for name, value in _leaves(change)]
-    return f" with {', '.join(parts)}" if parts else ""
+def _with_change(change: Change) -> str:
+    """A change in a line of the log, such as ` with kv_cache_dtype float8`."""
+    settings = [f"{name} {value}" for name, value in _leaves(change)]
+    if not settings:
+        return ""
+    return f" with {', '.join(settings)}"
 
 
 def _leaves(change: Change) -> Iterator[tuple[str, Any]]:

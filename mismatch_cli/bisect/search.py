@@ -26,7 +26,7 @@ from mismatch_cli.trace.recording_folder import final_folder
 PROBE = "probe"  # folder of the probe run inside that of a search
 
 
-def traced(
+def open_or_probe(
     config: BisectConfig,
     folder: Path,
     progress: RecordingProgress,
@@ -34,28 +34,26 @@ def traced(
     *,
     fresh: bool = False,
 ) -> Trace:
-    """The named trace; for a model, that of a probe of it in the folder, which resumes where it
+    """The trace to search; for a model, that of a probe of it in the folder, which resumes where it
     stopped.
 
     `fresh`: remove what an earlier search left in the folder before the probe.
     """
     chosen = folder / LEGS / AS_RECORDED
     if not fresh and (chosen / FILE_NAME).is_file():
-        return Trace.open(chosen)  # the run folder has all that is left to read
+        # The run folder has all that is left to read, even if the source is gone.
+        return Trace.open(chosen)
     if not config.is_model:
         return Trace.open(Path(config.trace))
     with ranks.first_before_others() as first:
         if first and fresh:
             remove_results(folder)
-    run_folder, manifest = folder / PROBE, {"command": "probe", "flags": {}}
-    known = run_folder / "trace" / FILE_NAME
-    record(
-        config.probe(),
-        run_folder,
-        read_manifest(known.parent) if known.is_file() else manifest,
-        progress,
-        ranks,
-    )
+    run_folder = folder / PROBE
+    manifest: dict[str, Any] = {"command": "probe", "flags": {}}
+    begun = run_folder / "trace"
+    if (begun / FILE_NAME).is_file():
+        manifest = read_manifest(begun)
+    record(config.probe(), run_folder, manifest, progress, ranks)
     return Trace.open(run_folder)
 
 
@@ -81,7 +79,9 @@ def search(
     run.search.flags = dict(flags or {})
     if source.manifest.get("command") == "probe" and "flags" in source.manifest:
         probed = source.run_folder
-        probed = final_folder(folder) / PROBE if probed == folder / PROBE else probed
+        # The run folder has a working name until the search ends; its last name is recorded.
+        if probed == folder / PROBE:
+            probed = final_folder(folder) / PROBE
         run.search.like = str(probed.resolve())
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()

@@ -26,6 +26,7 @@ from mismatch_cli.trace.manifest import FILE_NAME
 
 STAGES = {0: "bookkeeping and weights", 1: "legs", 2: "settings", 3: "modules"}
 _OF_TRACE = override(None, show_default="from the trace")
+# Settings of an engine that a search takes from the trace, or as KEY=VALUE
 _NOT_SEARCHED = (
     "served_model",
     "kv_cache_dtype",
@@ -47,7 +48,7 @@ class BisectConfig(RecordingSettings):
     @staticmethod
     def read_note(folder: Path) -> dict[str, Any]:
         """The content of `search.json`."""
-        # `--help` must not pay for it
+        # `--help` reads this class, and must not pay for the state of a search.
         from mismatch_cli.bisect.experiments import read_search
 
         return read_search(folder)
@@ -139,12 +140,12 @@ class BisectConfig(RecordingSettings):
     @property
     def wanted(self) -> tuple[int, ...]:
         """The chosen stages, in order."""
-        found = sorted(set(self.stages.replace(" ", "").split(",")))
-        if not found or not set(found) <= set(map(str, STAGES)):
+        numbers = set(self.stages.replace(" ", "").split(","))
+        if not numbers <= set(map(str, STAGES)):
             raise UsageError(
                 f"--stages {self.stages} is invalid. Name stages from 0 to 3, such as --stages 0,1."
             )
-        return tuple(map(int, found))
+        return tuple(sorted(map(int, numbers)))
 
     @property
     def is_model(self) -> bool:
@@ -152,8 +153,9 @@ class BisectConfig(RecordingSettings):
         path = Path(self.trace).expanduser()
         if path.exists():
             return (path / "config.json").is_file() and not (path / FILE_NAME).is_file()
-        of_hub = not path.is_absolute() and self.trace.count("/") == 1 and not path.parent.is_dir()
-        return of_hub and self.trace not in bundled_names()
+        # OWNER/NAME is a model of the hub, unless OWNER is a folder: then NAME is mistyped.
+        is_hub_name = not path.is_absolute() and self.trace.count("/") == 1
+        return is_hub_name and not path.parent.is_dir() and self.trace not in bundled_names()
 
     # Names that the checks of all recording commands use, before a folder is made.
 
@@ -177,6 +179,7 @@ class BisectConfig(RecordingSettings):
 
     def probe(self) -> ProbeConfig:
         """The configuration for probing a model, whose trace is then searched."""
-        own_settings = {key: value for key, value in values_by_key(self).items() if key != "trace"}
+        settings = values_by_key(self)
+        del settings["trace"]
         fixed = {"model": self.trace, "noise_responses": 0, "top_logprobs": 0}
-        return ProbeConfig.of(own_settings | fixed)
+        return ProbeConfig.of(settings | fixed)

@@ -4,7 +4,7 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mismatch_cli.base.errors import MismatchError, UsageError
@@ -24,13 +24,13 @@ from mismatch_cli.bisect.experiments import (
     Pair,
 )
 from mismatch_cli.bisect.ranking import LEAST
-from mismatch_cli.bisect.runner import leg_of
+from mismatch_cli.bisect.runner import leg_of, never
 from mismatch_cli.bisect.search_state import Searching
 from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.models.engines import engine_module
 
-_AS_ASKED: dict[tuple[str, ...], Leg] = {("alone",): ALONE, ("cached",): UNCACHED}
+_WITHOUT_RESTART: dict[tuple[str, ...], Leg] = {("alone",): ALONE, ("cached",): UNCACHED}
 _MOST_TOGETHER = 4  # settings
 
 
@@ -42,8 +42,8 @@ def turn_settings(run: Searching) -> None:
         why = _out_of_reach(run, toggle)
         try:
             if not why:
-                run.add(_experiment(run, toggle, _after(run, toggle)))
-                run.tried(toggle.setting, toggle.side)
+                run.add(_experiment(run, toggle, _read_pair(run, toggle)))
+                run.forget_untried(toggle.setting, toggle.side)
         except (MismatchError, UsageError) as error:
             why = str(error)
         if why:
@@ -56,9 +56,11 @@ def as_read(run: Searching) -> tuple[RolloutSide, TrainerSide]:
     """Both sides as they described themselves when they read the tokens again, perhaps on
     another machine.
     """
-    legs, (engine, trainer) = run.runner.legs, run.search.base
-    rollout = replace(run.runner.rollout, told=legs.described(engine, ROLLOUT))
-    return rollout, replace(run.runner.trainer, told=legs.described(trainer, TRAINER))
+    runner, (engine, trainer) = run.runner, run.search.base
+    return (
+        replace(runner.rollout, described=runner.legs.described(engine, ROLLOUT)),
+        replace(runner.trainer, described=runner.legs.described(trainer, TRAINER)),
+    )
 
 
 def _out_of_reach(run: Searching, toggle: Toggle) -> str:
@@ -74,14 +76,22 @@ def _out_of_reach(run: Searching, toggle: Toggle) -> str:
 
 
 def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
-    known = {
-        name: getattr(toggle, name)
-        for name in ("setting", "side", "value", "better", "change", "flags", "floor")
-    }
-    return Experiment(**known, parts=toggle.parts, stage=2, before=run.search.base, after=after)
+    return Experiment(
+        setting=toggle.setting,
+        side=toggle.side,
+        stage=2,
+        before=run.search.base,
+        after=after,
+        change=toggle.change,
+        value=toggle.value,
+        better=toggle.better,
+        flags=toggle.flags,
+        floor=toggle.floor,
+        parts=toggle.parts,
+    )
 
 
-def _after(run: Searching, toggle: Toggle) -> Pair:
+def _read_pair(run: Searching, toggle: Toggle) -> Pair:
     """The pair of legs with a setting changed; reads missing ones, the trainer's first, since it
     is cheaper.
     """
@@ -98,10 +108,13 @@ def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> s
     """The name of the trainer's leg under a change; `whole`: on all responses, to compare an
     engine's leg with it.
     """
-    known = (leg for leg in (OTHER_SHAPE, REFERENCE) if leg.change == change)
-    leg = next(known, leg_of(TRAINER, change, f"trainer, {what}"))
-    enough = run.enough(lambda read: (run.search.base[0], read.name))
-    run.runner.read_trainer([leg], (lambda _: False) if whole else enough)
+    leg = leg_of(TRAINER, change, f"trainer, {what}")
+    for unchanged in (OTHER_SHAPE, REFERENCE):
+        if unchanged.change == change:
+            leg = unchanged
+    engine = run.search.base[0]
+    enough = never if whole else run.enough(lambda read: (engine, read.name))
+    run.runner.read_trainer([leg], enough)
     return leg.name
 
 
@@ -109,10 +122,12 @@ def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
     """The name of the engine's leg under a change; its gap to the trainer's leg decides when
     enough is read.
     """
-    leg = _AS_ASKED.get(tuple(change))
+    leg = _WITHOUT_RESTART.get(tuple(change))
     if leg is None:
-        asked = {} if run.search.base[0] == DECODED.name else {"prefill": True}
-        leg = leg_of(ROLLOUT, {**change, **asked}, f"engine, {what}")
+        # The change is measured against this base: an engine that did not decode reads at once.
+        if run.search.base[0] != DECODED.name:
+            change = {**change, "prefill": True}
+        leg = leg_of(ROLLOUT, change, f"engine, {what}")
     run.runner.read_rollout([leg], run.enough(lambda read: (read.name, trainer)))
     return leg.name
 
@@ -124,40 +139,43 @@ def turn_together(run: Searching) -> None:
     helping = run.helping()[:_MOST_TOGETHER]
     if len(helping) < 2:
         return
-    pair = _pair_of(run, helping)
+    pair = _read_together(run, helping)
+    # The least helpful is tried first, and the most helpful is always needed.
     for least in reversed(helping[1:]):
-        without = [kept for kept in helping if kept is not least]
-        other = _pair_of(run, without)
-        if (run.share(pair).value or 0.0) - (run.share(other).value or 0.0) < LEAST / 2:
-            helping, pair = without, other
-    run.search.together = {
-        "settings": [experiment.setting for experiment in helping],
-        "after": list(pair),
-    }
+        others = [experiment for experiment in helping if experiment is not least]
+        pair_of_others = _read_together(run, others)
+        lost = (run.share(pair).value or 0.0) - (run.share(pair_of_others).value or 0.0)
+        if lost < LEAST / 2:
+            helping, pair = others, pair_of_others
+    settings = [experiment.setting for experiment in helping]
+    run.search.together = {"settings": settings, "after": list(pair)}
     run.save()
 
 
-def _pair_of(run: Searching, experiments: Sequence[Experiment]) -> Pair:
+def _read_together(run: Searching, experiments: Sequence[Experiment]) -> Pair:
     """The legs of several changes at once; a single change per side has already been read."""
-    changes = changes_of(run, experiments)
+    engine_change, trainer_change = changes_of(run, experiments)
     engine, trainer = run.search.base
-    names = [experiment.setting for experiment in experiments]
+    what = " and ".join(experiment.setting for experiment in experiments)
     run.check_time()
-    if changes[1]:
-        trainer = read_trainer(run, changes[1], " and ".join(names), whole=True)
-    if changes[0]:
-        engine = read_engine(run, changes[0], " and ".join(names), trainer)
+    if trainer_change:
+        trainer = read_trainer(run, trainer_change, what, whole=True)
+    if engine_change:
+        engine = read_engine(run, engine_change, what, trainer)
     return engine, trainer
 
 
 def changes_of(run: Searching, experiments: Sequence[Experiment]) -> tuple[Change, Change]:
     """The combined changes of several experiments, to the engine and to the trainer."""
-    legs, unchanged = run.runner.legs, {*run.search.base, AS_RECORDED}
-    sides: list[Change] = []
-    for position in (0, 1):
-        names = dict.fromkeys(
-            e.after[position] for e in experiments if e.after[position] not in unchanged
-        )
-        whole = combined(*(legs.about(name)["change"] for name in names))
-        sides.append({name: value for name, value in whole.items() if name != "prefill"})
-    return sides[0], sides[1]
+    engines = [experiment.after[0] for experiment in experiments]
+    trainers = [experiment.after[1] for experiment in experiments]
+    return _combined_change(run, engines), _combined_change(run, trainers)
+
+
+def _combined_change(run: Searching, legs: Iterable[str]) -> Change:
+    """The changes of some legs of one side; which of them read a prefill depends on the base."""
+    unchanged = {*run.search.base, AS_RECORDED}
+    changed = [leg for leg in dict.fromkeys(legs) if leg not in unchanged]
+    change = combined(*(run.runner.legs.about(leg)["change"] for leg in changed))
+    change.pop("prefill", None)
+    return change

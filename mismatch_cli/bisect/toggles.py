@@ -6,16 +6,16 @@ Settings that need no engine restart come first, then those that caused large ga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
-from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, restarts
+from mismatch_cli.bisect.side_settings import SAMPLER, RolloutSide, TrainerSide, restarts
 from mismatch_cli.limits.causes import CAUSES, cause_rank
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
-_SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 SWITCHES = {"VLLM_BATCH_INVARIANT": "1"}  # variables that a change may set for the engine
 
 
@@ -36,172 +36,189 @@ class Toggle:
 
     @property
     def starts(self) -> bool:
-        """Whether an engine has to be started for it."""
+        """Whether an engine has to be started for this change."""
         return restarts(self.rollout)
 
     @property
     def order(self) -> tuple[bool, int]:
         """What needs no restart first, then by the ranking of causes."""
-        found = cause_rank(
-            f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}"
-        )
-        return self.starts, found or len(CAUSES)
+        side = "trainer" if self.side == "trainer" else "rollout"
+        setting = self.setting.partition(".")[0]
+        return self.starts, cause_rank(f"{side}.{setting}") or len(CAUSES)
 
 
 def toggles(rollout: RolloutSide, trainer: TrainerSide) -> list[Toggle]:
     """The settings of these two sides that can be changed, in the order to try them."""
-    found = [toggle for rule in _RULES for toggle in rule(rollout, trainer)]
-    return sorted(found, key=lambda toggle: toggle.order)
+    applicable = chain.from_iterable(rule(rollout, trainer) for rule in _RULES)
+    return sorted(applicable, key=lambda toggle: toggle.order)
 
 
 def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     """One dtype on both sides where they differ; float32 on both where they share one of 16
     bits.
     """
-    rolled, trained = (
-        _dtype(rollout.told, rollout.dtype),
-        _dtype(trainer.told, trainer.config.scorer.dtype),
-    )
-    both = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
-    if rolled != trained:
+    dtype_rollout, dtype_trainer = _rollout_dtype(rollout), _trainer_dtype(trainer)
+    differ = dtype_rollout != dtype_trainer
+    if differ:
         yield Toggle(
             "dtype",
             "rollout",
-            rolled,
-            trained,
-            f"the rollout in {trained}, like the trainer",
-            {"dtype": trained},
-            flags=("--rollout-dtype", trained),
+            dtype_rollout,
+            dtype_trainer,
+            f"the rollout in {dtype_trainer}, like the trainer",
+            {"dtype": dtype_trainer},
+            flags=("--rollout-dtype", dtype_trainer),
         )
         yield Toggle(
             "dtype",
             "trainer",
-            trained,
-            rolled,
-            f"the trainer in {rolled}, like the rollout",
-            trainer={"trainer_dtype": rolled},
-            flags=("--trainer-dtype", rolled),
+            dtype_trainer,
+            dtype_rollout,
+            f"the trainer in {dtype_rollout}, like the rollout",
+            trainer={"trainer_dtype": dtype_rollout},
+            flags=("--trainer-dtype", dtype_rollout),
         )
-    if sends_rounded(trained, rolled):
+    if sends_rounded(dtype_trainer, dtype_rollout):
         yield Toggle(
             "rounded_weights",
             "trainer",
-            trained,
-            rolled,
-            f"log π with the weights rounded to {rolled}, as the engine has them",
-            trainer={"rounded_to": rolled},
+            dtype_trainer,
+            dtype_rollout,
+            f"log π with the weights rounded to {dtype_rollout}, as the engine has them",
+            trainer={"rounded_to": dtype_rollout},
         )
-    if {rolled, trained} & {*SIXTEEN_BITS}:
-        wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
+    if dtype_rollout in SIXTEEN_BITS or dtype_trainer in SIXTEEN_BITS:
         yield Toggle(
             "dtype",
             "both",
-            f"{rolled} / {trained}" if rolled != trained else rolled,
+            f"{dtype_rollout} / {dtype_trainer}" if differ else dtype_rollout,
             "float32",
             "float32 on both sides, or float16",
-            *wide,
-            flags=both,
-            floor=rolled == trained,
+            {"dtype": "float32"},
+            {"trainer_dtype": "float32", "float32_head": False},
+            flags=("--rollout-dtype", "float32", "--trainer-dtype", "float32"),
+            floor=not differ,
         )
 
 
-def _dtype(told: Mapping[str, Any], asked: str) -> str:
-    return str(told.get("dtype") or asked)
+def _rollout_dtype(rollout: RolloutSide) -> str:
+    """The dtype that the engine computed in; its description has it where the setting is `auto`."""
+    return str(rollout.described.get("dtype") or rollout.dtype)
 
 
-def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """A float32 LM head on one side, the other, or both; or on neither, if one has it; or undo a
-    lower precision.
-    """
+def _trainer_dtype(trainer: TrainerSide) -> str:
+    """The dtype that the trainer computed in; its description has it where the setting is `auto`."""
+    return str(trainer.described.get("dtype") or trainer.config.scorer.dtype)
+
+
+_FLOAT32_HEAD = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
+_HEAD_OF_MODEL = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
+_FLOAT32_HEAD_FLAGS = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
+
+
+def _engine_may_have_float32_head(rollout: RolloutSide) -> bool:
+    """Whether the engine's LM head can be more precise than its weights: vLLM's, in 16 bits."""
+    return rollout.engine == "vllm" and _rollout_dtype(rollout) in SIXTEEN_BITS
+
+
+def _engine_head(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    """An LM head in float32 in the engine, or not, if it has one; or undo a lower precision."""
     own = rollout.overrides.get("head_dtype")
-    in_engine, in_trainer = own == "float32", trainer.config.scorer.float32_head
-    can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in SIXTEEN_BITS
-    if own in SIXTEEN_BITS and not can_engine:
-        off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
+    if not _engine_may_have_float32_head(rollout):
+        if own in SIXTEEN_BITS:
+            yield Toggle(
+                "head_dtype",
+                "rollout",
+                own,
+                "as the weights",
+                "an LM head of the weights’ dtype in the engine",
+                _HEAD_OF_MODEL,
+            )
+    elif own == "float32":
         yield Toggle(
             "head_dtype",
             "rollout",
-            own,
-            "as the weights",
-            "an LM head of the weights’ dtype in the engine",
-            off,
-        )
-    can_trainer = _dtype(trainer.told, trainer.config.scorer.dtype) in SIXTEEN_BITS
-    on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
-    override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
-    value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))
-    if can_engine and not in_engine:
-        yield Toggle(
-            "head_dtype",
-            "rollout",
-            value,
             "float32",
-            "an LM head in float32 in the engine",
-            on,
-            flags=override,
-        )
-    if can_engine and in_engine:
-        off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
-        yield Toggle(
-            "head_dtype",
-            "rollout",
-            value,
             "as the weights",
             "no LM head in float32 in the engine",
-            off,
+            _HEAD_OF_MODEL,
         )
-    if can_trainer:
-        flags = () if in_trainer else ("--float32-head",)
-        words = (
-            "no LM head in float32 in the trainer"
-            if in_trainer
-            else "an LM head in float32 in the trainer"
+    else:
+        yield Toggle(
+            "head_dtype",
+            "rollout",
+            "as the weights",
+            "float32",
+            "an LM head in float32 in the engine",
+            _FLOAT32_HEAD,
+            flags=_FLOAT32_HEAD_FLAGS,
         )
+
+
+def _trainer_head(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    """An LM head in float32 in a trainer of 16 bits, or not, if it has one."""
+    if _trainer_dtype(trainer) not in SIXTEEN_BITS:
+        return
+    if trainer.config.scorer.float32_head:
         yield Toggle(
             "head_dtype",
             "trainer",
-            trained,
-            "as the weights" if in_trainer else "float32",
-            words,
-            trainer={"float32_head": not in_trainer},
-            flags=flags,
+            "float32",
+            "as the weights",
+            "no LM head in float32 in the trainer",
+            trainer={"float32_head": False},
         )
-    if can_engine and can_trainer and not in_engine and not in_trainer:
+    else:
+        yield Toggle(
+            "head_dtype",
+            "trainer",
+            "as the weights",
+            "float32",
+            "an LM head in float32 in the trainer",
+            trainer={"float32_head": True},
+            flags=("--float32-head",),
+        )
+
+
+def _both_heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    """An LM head in float32 on both sides, where neither has one and both can."""
+    has_one = rollout.overrides.get("head_dtype") == "float32" or trainer.config.scorer.float32_head
+    both_can = _engine_may_have_float32_head(rollout) and _trainer_dtype(trainer) in SIXTEEN_BITS
+    if both_can and not has_one:
         yield Toggle(
             "head_dtype",
             "both",
-            value,
+            "as the weights",
             "float32",
             "an LM head in float32 on both sides",
-            on,
+            _FLOAT32_HEAD,
             {"float32_head": True},
-            flags=(*override, "--float32-head"),
+            flags=(*_FLOAT32_HEAD_FLAGS, "--float32-head"),
         )
 
 
 def _sampler(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     """The sampler settings, applied to the trainer's logits as in the engine."""
-    for name in _SUPPORT:
-        rolled, trained = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
-        if rolled != trained:
+    for name in SAMPLER:
+        of_rollout, of_trainer = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
+        if of_rollout != of_trainer:
             yield Toggle(
                 name,
                 "trainer",
-                trained,
-                rolled,
+                of_trainer,
+                of_rollout,
                 f"the rollout’s {name.replace('_', '-')} in the trainer",
-                trainer={name: rolled},
-                flags=(),
+                trainer={name: of_rollout},
             )
 
 
 def _cache(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
-    found = rollout.arguments.get("kv_cache_dtype")
-    if found not in (None, "auto", _dtype(rollout.told, rollout.dtype)):
+    cache_dtype = rollout.arguments.get("kv_cache_dtype")
+    if cache_dtype not in (None, "auto", _rollout_dtype(rollout)):
         yield Toggle(
             "kv_cache_dtype",
             "rollout",
-            found,
+            cache_dtype,
             "auto",
             "a KV cache in the dtype of the weights",
             {"engine_args": {"kv_cache_dtype": None}},
@@ -211,7 +228,7 @@ def _cache(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
 
 def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
     for key, value in rollout.overrides.items():
-        if key != "head_dtype":
+        if key != "head_dtype":  # `_engine_head` has it
             yield Toggle(
                 f"hf_overrides.{key}",
                 "rollout",
@@ -219,27 +236,26 @@ def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
                 None,
                 f"the model's own {key} in the engine",
                 {"engine_args": {"hf_overrides": {key: None}}},
-                flags=(),
             )
 
 
 def _argument(
-    name: str, better: Any, words: str, when: Callable[[Any], bool], setting: str = ""
+    name: str, better: Any, change: str, when: Callable[[Any], bool], setting: str = ""
 ) -> Callable[..., Iterator[Toggle]]:
     """A rule for an argument of vLLM, which applies if `when` holds for its resolved value."""
+    setting = setting or name
 
     def rule(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
-        value = rollout.told.get(setting or name, rollout.arguments.get(name))
+        value = rollout.described.get(setting, rollout.arguments.get(name))
         if rollout.engine == "vllm" and when(value):
-            flag = ("--engine-arg", f"{name}={_typed(better)}")
             yield Toggle(
-                setting or name,
+                setting,
                 "rollout",
                 value,
                 better,
-                words,
+                change,
                 {"engine_args": {name: better}},
-                flags=flag,
+                flags=("--engine-arg", f"{name}={_typed(better)}"),
             )
 
     return rule
@@ -249,9 +265,9 @@ def _typed(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}.get(value, str(value))
 
 
-def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
-    """Changes that need no restart of the engine."""
-    batch = rollout.told.get("max_num_seqs") or rollout.told.get("batch_size")
+def _batching(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    """Changes of the batch and its cache, which need no restart of the engine."""
+    batch = rollout.described.get("max_num_seqs") or rollout.described.get("batch_size")
     if batch != 1:
         name = "batch_size" if rollout.engine == "hf" else "max_num_seqs"
         yield Toggle(
@@ -263,7 +279,7 @@ def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[To
             {"alone": True},
             flags=("--engine-arg", f"{name}=1"),
         )
-    if rollout.engine == "vllm" and rollout.told.get("prefix_caching", True):
+    if rollout.engine == "vllm" and rollout.described.get("prefix_caching", True):
         yield Toggle(
             "prefix_caching",
             "rollout",
@@ -276,7 +292,8 @@ def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[To
 
 
 def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
-    if rollout.engine != "vllm" or rollout.told.get("device") in (None, "cpu"):
+    """vLLM's kernels, which can be chosen only on a GPU."""
+    if rollout.engine != "vllm" or rollout.described.get("device") in (None, "cpu"):
         return
     yield Toggle(
         "batch_invariant",
@@ -286,8 +303,8 @@ def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
         "batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
         {"environment": dict(SWITCHES)},
     )
-    backend = rollout.told.get("attention_backend")
-    better = "TRITON_ATTN" if backend != "TRITON_ATTN" else "FLASH_ATTN"
+    backend = rollout.described.get("attention_backend")
+    better = "FLASH_ATTN" if backend == "TRITON_ATTN" else "TRITON_ATTN"
     yield Toggle(
         "attention_backend",
         "rollout",
@@ -300,13 +317,13 @@ def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
 
 
 def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    used = trainer.config.scorer.attn
-    if used in ("sdpa", "eager", None):
-        better = "sdpa" if used == "eager" else "eager"
+    attention = trainer.config.scorer.attn
+    if attention in ("sdpa", "eager", None):
+        better = "sdpa" if attention == "eager" else "eager"
         yield Toggle(
             "attn_implementation",
             "trainer",
-            used,
+            attention,
             better,
             f"{better} attention in the trainer",
             trainer={"attn": better},
@@ -335,15 +352,18 @@ def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggl
     )
 
 
+# Toggles of one rank are tried in this order.
 _RULES: tuple[Callable[[RolloutSide, TrainerSide], Iterator[Toggle]], ...] = (
     _sampler,
     _cache,
     _overrides,
     _dtypes,
-    _heads,
+    _engine_head,
+    _trainer_head,
+    _both_heads,
     _trainer_attention,
     _trainer_rest,
-    _without_restart,
+    _batching,
     _on_gpu,
     _argument("quantization", None, "weights as they are trained", bool),
     _argument("speculative_config", None, "no speculative decoding", bool),

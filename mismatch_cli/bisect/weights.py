@@ -9,11 +9,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.bisect.altered_model import KeptTensors
+from mismatch_cli.bisect.altered_model import TensorWriter
 from mismatch_cli.models.adapters import read_adapter
 from mismatch_cli.models.engines import OpenEngine, UnreadTensor
 from mismatch_cli.models.saved_tensors import SavedTensors, tied_names
@@ -73,9 +73,9 @@ class WeightComparison:
         tensor.
         """
         by_relation: dict[Relation, list[str]] = defaultdict(list)
-        for found in self.differing:
-            if found.tensor != ADAPTER:
-                by_relation[found.relation].append(found.tensor)
+        for row in self.differing:
+            if row.tensor != ADAPTER:
+                by_relation[row.relation].append(row.tensor)
         return [
             TensorGroup(group_name(names), relation, tuple(names))
             for relation, names in by_relation.items()
@@ -85,7 +85,7 @@ class WeightComparison:
         return {
             "compared": self.compared,
             "unread": [f"{name}: {reason}" for name, reason in self.unread.items()],
-            "differing": [found.to_json() for found in self.differing],
+            "differing": [row.to_json() for row in self.differing],
         }
 
 
@@ -105,8 +105,9 @@ def compare_weights(
     import torch
 
     computes = None if trainer_dtype == "auto" else getattr(torch, trainer_dtype)
-    with KeptTensors(keep_in) as kept:
-        comparing = _Comparing(saved := SavedTensors(trainer), computes, kept)
+    saved = SavedTensors(trainer)
+    with TensorWriter(keep_in) as store:
+        comparing = _Comparing(saved, computes, store)
         for name, tensor in engine.weights(saved.shapes):
             comparing.take(name, tensor)
             on_compared(1)
@@ -117,10 +118,12 @@ class _Comparing:
     """The comparison so far: of a tensor, only its numbers, and its digest if it differs."""
 
     def __init__(
-        self, trainer: SavedTensors, computes: torch.dtype | None, kept: KeptTensors
+        self, trainer: SavedTensors, computes: torch.dtype | None, store: TensorWriter
     ) -> None:
-        self._trainer, self._computes, self._kept = trainer, computes, kept
-        self._named = _Names(trainer)
+        self._trainer = trainer
+        self._computes = computes
+        self._store = store
+        self._names = _Names(trainer)
         self._compared: set[str] = set()
         self._unread: dict[str, str] = {}
         self._differing: dict[str, DifferingTensor] = {}
@@ -128,9 +131,10 @@ class _Comparing:
         self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}
 
     def take(self, name: str, tensor: Tensor | UnreadTensor) -> None:
+        """Compare a tensor of the engine with that of the trainer."""
         from mismatch_cli.bisect.relations import difference
 
-        name, own = self._named.find(name)
+        name, own = self._names.find(name)
         if isinstance(tensor, UnreadTensor):
             self._unread[name] = tensor.reason
             return
@@ -138,35 +142,39 @@ class _Comparing:
             self._unread[name] = "the trainer's folder has no such tensor"
             return
         self._compared.add(name)
-        if (found := difference(tensor, self._trainer.read(own), self._computes)) is None:
+        differs = difference(tensor, self._trainer.read(own), self._computes)
+        if differs is None:
             return
-        self._kept.add(name, tensor)
+        self._store.add(name, tensor)
         self._differing[name] = DifferingTensor(
-            name, found.relation, found.relative, found.share, found.detail
+            name, differs.relation, differs.relative, differs.share, differs.detail
         )
-        if found.relation == "other":
+        if differs.relation == "other":
             self._strangers[name] = tuple(tensor.shape), tensor.dtype, _digest(tensor)
 
     def result(self) -> WeightComparison:
+        """The comparison, once the engine has no more tensors."""
         missing = self._trainer.shapes.keys() - self._compared - self._unread.keys()
         unread = self._unread | dict.fromkeys(sorted(missing), "the engine has no such tensor")
+        # Two names of the engine may be one of the trainer's; it was compared if either was.
         unread = {name: reason for name, reason in unread.items() if name not in self._compared}
-        for name, other in self._recognised():
+        for name, other in self._recognise_strangers():
             self._differing[name] = replace(self._differing[name], detail=f"the trainer's {other}")
         return WeightComparison(len(self._compared), unread, tuple(self._differing.values()))
 
-    def _recognised(self) -> Iterator[tuple[str, str]]:
-        """Which of them equal another tensor of the trainer; only tensors of the same shape are
-        read again.
+    def _recognise_strangers(self) -> Iterator[tuple[str, str]]:
+        """Which tensors of unknown relation equal another tensor of the trainer; only those of the
+        same shape are read again.
         """
         kinds = {(shape, dtype) for shape, dtype, _ in self._strangers.values()}
-        known = {
-            (shape, dtype, _digest(self._trainer.read(own).to(dtype))): own
-            for shape, dtype in kinds
-            for own, of_shape in self._trainer.shapes.items()
-            if of_shape == shape
-        }
-        return ((name, known[key]) for name, key in self._strangers.items() if key in known)
+        by_digest = {}
+        for (shape, dtype), (own, own_shape) in product(kinds, self._trainer.shapes.items()):
+            if own_shape == shape:
+                tensor = self._trainer.read(own).to(dtype)
+                by_digest[shape, dtype, _digest(tensor)] = own
+        for name, key in self._strangers.items():
+            if key in by_digest:
+                yield name, by_digest[key]
 
 
 class _Names:
@@ -183,11 +191,12 @@ class _Names:
         """
         if name in self._shapes:
             return name, name
-        if (tied := self._tied.get(name)) in self._shapes:
+        tied = self._tied.get(name)
+        if tied in self._shapes:
             return name, tied
-        if (own := self._tails.get(_tail(name))) is not None:  # one side may prefix the names
-            return own, own
-        return name, None
+        # One side may prefix the names.
+        own = self._tails.get(_tail(name))
+        return own or name, own
 
 
 def _tail(name: str) -> str:
@@ -213,7 +222,8 @@ def compare_adapters(
 
 
 def _adapter_digest(side: Mapping[str, Any]) -> str | None:
-    if (name := side.get("adapter")) is None:
+    name = side.get("adapter")
+    if name is None:
         return None
     return str(side.get("adapter_digest") or read_adapter(name).digest)
 
@@ -224,6 +234,12 @@ def group_name(names: Sequence[str]) -> str:
     """
     if len(names) == 1:
         return names[0]
-    by_place = zip(*(name.split(".") for name in names), strict=False)
-    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, by_place)]
-    return ".".join(shared) if any(part.isdecimal() for part in shared) else "weights"
+    shared = []
+    for of_all in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(of_all)) > 1:
+            break
+        shared.append(of_all[0])
+    # A number among the shared steps is that of the one layer they are in.
+    if any(map(str.isdecimal, shared)):
+        return ".".join(shared)
+    return "weights"

@@ -12,7 +12,7 @@ from mismatch_cli.bisect.decoding import (
     ROUNDING,
     UNDECIDED,
     decode_against_prefill,
-    what_it_is,
+    reason_apart,
 )
 from mismatch_cli.bisect.effects import Effects, GapSums
 from mismatch_cli.metrics.estimate import Estimate
@@ -57,6 +57,6 @@ def test_what_could_not_have_been_seen_is_not_cleared():
         PREFILL_FARTHER: (-0.02, -0.002),
     }
     for expected, (low, high) in cases.items():
-        assert what_it_is(apart, prefill, Estimate((low + high) / 2, low, high)) == expected
-    assert what_it_is(apart, prefill, Estimate(0.0)) == UNDECIDED  # few prompts: no interval
-    assert what_it_is(Estimate(1e-6), prefill, Estimate(0.0)) == EQUAL
+        assert reason_apart(apart, prefill, Estimate((low + high) / 2, low, high)) == expected
+    assert reason_apart(apart, prefill, Estimate(0.0)) == UNDECIDED  # few prompts: no interval
+    assert reason_apart(Estimate(1e-6), prefill, Estimate(0.0)) == EQUAL

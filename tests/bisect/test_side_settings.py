@@ -266,7 +266,7 @@ def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
         config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"}
     )
     side = RolloutSide.of(asked, BisectConfig.of({"engine": "hf"}))
-    assert (side.engine, side.dtype, side.settings({}).extra, side.told) == (
+    assert (side.engine, side.dtype, side.settings({}).extra, side.described) == (
         "hf",
         "bfloat16",
         {},

@@ -45,7 +45,7 @@ def command(
         joined(CAN_RESUME) as world,
         shared_with_ranks(world, prepared) as (config, work, manifest),
     ):
-        from mismatch_cli.bisect.search import search, traced
+        from mismatch_cli.bisect.search import open_or_probe, search
         from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
         from mismatch_cli.models.rank_shares import Ranks
         from mismatch_cli.studies.diagnosis import named_faults
@@ -53,7 +53,7 @@ def command(
 
         progress, ranks = common.progress_of(world), Ranks(world, shared.sharded)
         is_new = not common.resume
-        source = traced(config, work, progress, ranks, fresh=is_new)
+        source = open_or_probe(config, work, progress, ranks, fresh=is_new)
         search(config, source, work, progress, named_faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:
             folder = put_in_place(work)

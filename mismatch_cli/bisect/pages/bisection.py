@@ -1,6 +1,6 @@
 """The page of a search: an `Outline`, which terminal and HTML print."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import shorten
 
@@ -125,13 +125,13 @@ _TRIANGLE = (
     "is one side against itself: the engine one response at a time, the trainer in other "
     "micro-batches."
 )
-_OF_GAP = ("abs_d_mean", "k3")  # metrics beside the verdict
 _MOST = 6  # causes on a screen
 _LARGER = 3  # settings that make it larger, in a remark
 _MOSTLY = 0.5  # of the gap
 _REASON = 64  # letters
 _TOKENS = 8  # of a cause, on the page
 _ON_TERMINAL = 2
+_WHERE_PROVED = ("On the same tokens", "On new samples")  # by the commands of a cause
 _DECODE_PREFILL = {
     ROUNDING: "kernels for few rows add in a different order; both are as far from float32",
     DECODING_FARTHER: "decoding is farther from float32; look at the KV cache",
@@ -148,16 +148,17 @@ def page(analysis: BisectionAnalysis) -> Outline:
     """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
     ranked = zip(analysis.causes, result.causes, strict=True)
-    causes = [_cause_section(cause, _moved(analysis, row)) for row, cause in ranked]
-    words, status = _answer(analysis)
+    causes = [_cause_section(cause, _excerpts_of(analysis, row)) for row, cause in ranked]
+    answer, status = _answer(analysis)
+    sentences = " ".join([result.verdict, *_explained_together(analysis)])
     return Outline(
         title="What causes the gap?",
         about=about_facts(result.about, result),
         subject=subject_lines(result.about, result),
         notes=left_out_of(result.about),
         leading=_leading(analysis),
-        verdict=Verdict(words, " ".join([result.verdict, *_combined(analysis)]), status),
-        remarks=tuple((label, words) for label, words in _remarks(result) if words),
+        verdict=Verdict(answer, sentences, status),
+        remarks=tuple(remark for remark in _remarks(result) if remark[1]),
         next=_next(analysis),
         parts=[
             Section("Causes", _SHARES, tables=filled(_causes(result.causes, causes))),
@@ -179,13 +180,18 @@ def _answer(analysis: BisectionAnalysis) -> tuple[str, Status]:
     """How the models differ comes first, then what was measured."""
     if analysis.is_equal:
         return "NO GAP", "good"
-    words, status = _of_shares(analysis)
-    parts = [words] if words else []
+    of_shares, status = _of_shares(analysis)
+    answers = []
+    # Whatever the shares say, different models and an unfinished search are bad news.
     if analysis.differences:
-        parts.insert(0, "THE MODELS DIFFER")
+        answers.append("THE MODELS DIFFER")
+        status = "bad"
+    if of_shares:
+        answers.append(of_shares)
     if not analysis.is_finished:
-        parts.append("NOT FINISHED")
-    return ", ".join(parts), status if parts == [words] else "bad"
+        answers.append("NOT FINISHED")
+        status = "bad"
+    return ", ".join(answers), status
 
 
 def _of_shares(analysis: BisectionAnalysis) -> tuple[str, Status]:
@@ -214,7 +220,7 @@ def _value(estimate: Estimate | None) -> float:
     return 0.0 if estimate is None else estimate.value or 0.0
 
 
-def _combined(analysis: BisectionAnalysis) -> Iterator[str]:
+def _explained_together(analysis: BisectionAnalysis) -> Iterator[str]:
     """What the causes explain together, and whether their shares overlap."""
     together, overlap = analysis.result.together, analysis.overlap or 0.0
     if together is not None and not analysis.is_equal:
@@ -230,8 +236,8 @@ def _combined(analysis: BisectionAnalysis) -> Iterator[str]:
 def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
     result = analysis.result
     rows = [
-        metric_row(METRICS[key], estimate)
-        for key, estimate in zip(_OF_GAP, (result.gap.abs_d, result.gap.k3), strict=True)
+        metric_row(METRICS["abs_d_mean"], result.gap.abs_d),
+        metric_row(METRICS["k3"], result.gap.k3),
     ]
     if analysis.is_equal:
         return tuple(rows)
@@ -245,13 +251,20 @@ def _remarks(result: BisectionResult) -> Iterator[tuple[str, str]]:
     larger = sorted(filter(_makes_larger, result.tested), key=lambda row: _value(row.share))
     yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
     causes = {row.setting for row in result.causes}
-    others = [row.setting for row in result.tested if row.stage < 3 and not _makes_larger(row)]
-    left = [setting for setting in dict.fromkeys(others) if setting not in causes]
-    yield "Not a cause", ", ".join(left)
-    yield "Not tried", ", ".join(dict.fromkeys(row.setting for row in result.untried))
+    others = []
+    for row in result.tested:
+        # Stage 3 has a remark of its own.
+        if row.stage < 3 and row.setting not in causes and not _makes_larger(row):
+            others.append(row.setting)
+    yield "Not a cause", _listed_once(others)
+    yield "Not tried", _listed_once(row.setting for row in result.untried)
     yield "Modules", modules_remark(result.modules)
     yield from _distances(result.triangle)
     yield "Stages", " · ".join(_stages_in_brief(result.stages))
+
+
+def _listed_once(settings: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(settings))
 
 
 def _makes_larger(row: CauseRow) -> bool:
@@ -261,29 +274,36 @@ def _makes_larger(row: CauseRow) -> bool:
 
 
 def _larger(row: CauseRow) -> str:
-    turned = "" if row.better is None else f" = {row.better}"
-    return f"{row.name}{turned}, +{-100 * _value(row.share):.0f} %"
+    setting = row.name if row.better is None else f"{row.name} = {row.better}"
+    return f"{setting}, +{-100 * _value(row.share):.0f} %"
 
 
-def _distances(found: Triangle) -> Iterator[tuple[str, str]]:
+def _distances(triangle: Triangle) -> Iterator[tuple[str, str]]:
     """Distances in lines: the gap and the noise, decoding against prefill, and both sides
     against float32.
     """
-    noise = _sides(found.rollout_noise, found.trainer_noise)
-    gap = f"{numbers.number(found.as_recorded.value, 2)} nats"
-    yield "Engine – trainer", f"{gap}; noise: {noise}" if noise else gap
-    if found.decode_prefill is not None:
-        yield "Decode – prefill", _decode_prefill(found.decode_prefill, found.decode_prefill_is)
-    if found.trainer_reference is not None:
-        both = f"{_sides(found.rollout_reference, found.trainer_reference)} nats"
-        nearer = _NEARER.get(found.nearer or "")
-        yield "To float32", f"{both}: {nearer}" if nearer else both
+    gap = f"{numbers.number(triangle.as_recorded.value, 2)} nats"
+    noise = _sides(triangle.rollout_noise, triangle.trainer_noise)
+    if noise:
+        gap += f"; noise: {noise}"
+    yield "Engine – trainer", gap
+    if triangle.decode_prefill is not None:
+        reason = _decode_prefill(triangle.decode_prefill, triangle.decode_prefill_is)
+        yield "Decode – prefill", reason
+    if triangle.trainer_reference is not None:
+        both = f"{_sides(triangle.rollout_reference, triangle.trainer_reference)} nats"
+        if triangle.nearer is not None:
+            both += f": {_NEARER[triangle.nearer]}"
+        yield "To float32", both
 
 
 def _sides(engine: Estimate | None, trainer: Estimate | None) -> str:
-    """`engine 0.012, trainer 0.0041`."""
-    sides = {"engine": engine, "trainer": trainer}
-    return ", ".join(f"{side} {numbers.number(x.value, 2)}" for side, x in sides.items() if x)
+    """`engine 0.012, trainer 0.0041`; a side without an estimate is left out."""
+    sides = []
+    for side, estimate in (("engine", engine), ("trainer", trainer)):
+        if estimate is not None:
+            sides.append(f"{side} {numbers.number(estimate.value, 2)}")
+    return ", ".join(sides)
 
 
 def _decode_prefill(apart: Estimate, reason: str | None) -> str:
@@ -291,8 +311,9 @@ def _decode_prefill(apart: Estimate, reason: str | None) -> str:
     nats = f"{numbers.number(apart.value, 2)} nats"
     if reason == EQUAL:
         return f"{nats}: the engine decodes as it prefills"
-    why = _DECODE_PREFILL.get(reason or "")
-    return f"{nats}, the engine alone: {why}" if why else f"{nats}, the engine alone"
+    if reason is None:
+        return f"{nats}, the engine alone"
+    return f"{nats}, the engine alone: {_DECODE_PREFILL[reason]}"
 
 
 def _stages_in_brief(rows: Sequence[StageRow]) -> Iterator[str]:
@@ -301,17 +322,22 @@ def _stages_in_brief(rows: Sequence[StageRow]) -> Iterator[str]:
         if why:
             yield f"{', '.join(row.name for row in stages)}: {_clause(why)}"
         else:
-            yield from (f"{row.name} {numbers.number(row.seconds, 2)} s" for row in stages)
+            for row in stages:
+                yield f"{row.name} {numbers.number(row.seconds, 2)} s"
 
 
 def _why_not(row: StageRow) -> str:
-    return "" if row.is_done else row.why or row.status
+    """Why a stage was not run; empty if it was."""
+    if row.is_done:
+        return ""
+    return row.why or row.status
 
 
-def _clause(words: str) -> str:
-    """The words before a colon, a bracket or an alternative, as far as there is room."""
-    first = words.partition(": ")[0].partition(" (")[0].partition(", or ")[0]
-    return shorten(first, _REASON, placeholder="…")
+def _clause(text: str) -> str:
+    """A text up to a colon, a bracket or an alternative, as far as there is room."""
+    for end in (": ", " (", ", or "):
+        text = text.partition(end)[0]
+    return shorten(text, _REASON, placeholder="…")
 
 
 def _command(analysis: BisectionAnalysis, *flags: str) -> str:
@@ -410,18 +436,20 @@ def _share_in_words(row: CauseRow) -> str:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:
         return "not distinguishable from 0"
-    return f"less than {100 * LEAST:.0f} %" if value < LEAST else "explains more elsewhere"
+    if value < LEAST:
+        return f"less than {100 * LEAST:.0f} %"
+    # A notable share that is not a cause: another change of the setting removes more.
+    return "explains more elsewhere"
 
 
 def _cause_section(cause: CauseRow, excerpts: Sequence[Excerpt]) -> Section:
     """Why it causes a gap, the commands that prove it, and the tokens that it moves most."""
-    where = ("On the same tokens", "On new samples")
-    facts = (
+    facts = [
         ("Why", cause.cause),
         ("What to change", cause.change),
         ("Parts", ", ".join(cause.parts)),
-        *zip(where, map(shorten_paths, cause.command), strict=False),
-    )
+    ]
+    facts += zip(_WHERE_PROVED, map(shorten_paths, cause.command), strict=False)
     effect = (
         f"The change removes {percent(cause.share)} % of the gap; {number(cause.left)} nats are "
         "left."
@@ -437,7 +465,7 @@ def _cause_section(cause: CauseRow, excerpts: Sequence[Excerpt]) -> Section:
     )
 
 
-def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
+def _excerpts_of(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
     tokens = [
         MovedPlace(*analysis.key(token.response), token.position, token.before, token.after)
         for token in analysis.moved(row, _TOKENS)
@@ -445,20 +473,24 @@ def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
     return moved_excerpts(analysis.trace, tokens)
 
 
-def _triangle_section(found: Triangle) -> Section:
-    whole = found.as_recorded.value
+def _triangle_section(triangle: Triangle) -> Section:
+    gap = triangle.as_recorded.value
+
+    def of_gap(distance: Estimate) -> str:
+        return share(_value(distance) / gap if gap else None)
+
     distances = table(
         "",
-        (found.between | found.within).items(),
+        (triangle.between | triangle.within).items(),
         [
             text("between", lambda row: row[0]),
             col("mean |difference|, nats", lambda row: plain(row[1])),
-            col("of the gap", lambda row: share(_value(row[1]) / whole if whole else None)),
+            col("of the gap", lambda row: of_gap(row[1])),
         ],
     )
-    sentences = [f"{label}: {words}." for label, words in _distances(found)]
-    title, words = "Engine, trainer and float32", " ".join([_TRIANGLE, *sentences])
-    return Section(title, words, tables=(distances,))
+    sentences = [f"{label}: {distance}." for label, distance in _distances(triangle)]
+    intro = " ".join([_TRIANGLE, *sentences])
+    return Section("Engine, trainer and float32", intro, tables=(distances,))
 
 
 def _legs_section(result: BisectionResult) -> Section:

@@ -1,6 +1,7 @@
 """What a search found in the models: tensors, configurations and modules that differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from mismatch_cli.base import numbers
 from mismatch_cli.bisect.studies.bisection_result import (
@@ -23,7 +24,7 @@ _MODULES = (
     "one kind pass through the others."
 )
 _RELATIONS = {"bits": "same bits", "rounding": "rounding", "different": "DIFFERENT"}
-_SAID = {
+_OUTCOMES = {
     "different": "differ by more than rounding",
     "rounding": "differ by rounding",
     "bits": "match to the bit",
@@ -31,7 +32,7 @@ _SAID = {
 _UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "different numbers"}
 _MODELS = {"trainer": "the trainer’s model", "rollout": "the engine’s model"}
 _FEW = 12  # rows that are not folded away
-_SEEN = 0.005  # of a gap
+_LEAST = 0.005  # of a gap
 _KINDS = 3  # of modules, in a remark
 
 
@@ -95,16 +96,17 @@ def weights_section(models: ModelDifferences) -> Section:
 
 def _compared(models: ModelDifferences) -> str:
     """How many tensors were compared, differ, are on one side alone, or could not be read."""
-    differing = len(models.weights.differing)
-    differ = "differs" if differing == 1 else "differ"
-    answer = f"{differing} {differ}" if differing else "all are equal"
     compared = numbers.things(models.weights.compared, "tensor")
-    summary = [f"{compared} of the engine compared with the trainer’s: {answer}."]
+    differing = len(models.weights.differing)
+    answer = "all are equal"
+    if differing:
+        answer = f"{differing} differs" if differing == 1 else f"{differing} differ"
+    sentences = [f"{compared} of the engine compared with the trainer’s: {answer}."]
     if models.lacking:
-        summary.append(f"{numbers.things(len(models.lacking), 'tensor')} without a counterpart.")
+        sentences.append(f"{numbers.things(len(models.lacking), 'tensor')} without a counterpart.")
     if models.unread:
-        summary.append(f"{numbers.things(len(models.unread), 'tensor')} could not be read.")
-    return " ".join(summary)
+        sentences.append(f"{numbers.things(len(models.unread), 'tensor')} could not be read.")
+    return " ".join(sentences)
 
 
 def _listed(title: str, head: str, rows: Sequence[str]) -> Table:
@@ -118,14 +120,16 @@ def modules_remark(modules: Modules | None) -> str:
     """
     if modules is None:
         return ""
-    kinds = [row for row in _largest_first(modules.grafts) if row.kind != "all"]
-    shares = [f"{row.kind} {100 * row.share:.0f} %" for row in kinds if row.share >= _SEEN]
-    different = sum(row.relation == "different" for row in modules.isolated)
-    beyond = f"{numbers.things(different, 'module') if different else 'none'} beyond rounding"
+    shares = []
+    for row in _largest_first(modules.grafts):
+        if row.kind != "all" and row.share >= _LEAST:
+            shares.append(f"{row.kind} {100 * row.share:.0f} %")
+    different = [row for row in modules.isolated if row.relation == "different"]
+    count = numbers.things(len(different), "module") if different else "none"
     if not shares:
-        return f"none causes a gap; {beyond}"
+        return f"none causes a gap; {count} beyond rounding"
     gap = f"{numbers.number(modules.gap, 2)} nats that remain after settings"
-    return f"{', '.join(shares[:_KINDS])} of {gap}; {beyond}"
+    return f"{', '.join(shares[:_KINDS])} of {gap}; {count} beyond rounding"
 
 
 def _largest_first(grafts: Sequence[GraftRow]) -> list[GraftRow]:
@@ -158,11 +162,12 @@ def modules_section(result: BisectionResult) -> Section:
 
 def _isolated(rows: Sequence[ModuleRow]) -> Table:
     """The engine's modules on the trainer's input, those that differ first."""
+    title = "Each module on the trainer’s input"
     relations = [row.relation for row in rows]
-    counted = (f"{relations.count(name)} {words}" for name, words in _SAID.items())
+    counts = [f"{relations.count(name)} {outcome}" for name, outcome in _OUTCOMES.items()]
     return table(
-        "Each module on the trainer’s input",
-        sorted(rows, key=lambda row: list(_SAID).index(row.relation)),
+        title,
+        sorted(rows, key=lambda row: list(_OUTCOMES).index(row.relation)),
         [
             text("module", lambda row: row.module),
             text("kind", lambda row: row.kind),
@@ -170,14 +175,14 @@ def _isolated(rows: Sequence[ModuleRow]) -> Table:
             col("relative difference", lambda row: number(row.relative)),
             col("elements that differ", lambda row: share(row.differing)),
         ],
-        note=f"{', '.join(counted)}.",
-        fold="Each module on the trainer’s input" if len(rows) > _FEW else "",
+        note=f"{', '.join(counts)}.",
+        fold=title if len(rows) > _FEW else "",
         terminal_rows=_FEW,
     )
 
 
 def _layers(rows: Sequence[StreamErrors]) -> Table:
-    errors = [(row.layer, *point) for row in rows for point in _points(row)]
+    errors = list(chain.from_iterable(map(_points, rows)))
     return table(
         "Errors by layer",
         errors,
@@ -192,10 +197,13 @@ def _layers(rows: Sequence[StreamErrors]) -> Table:
     )
 
 
-def _points(row: StreamErrors) -> list[tuple[str, PointError]]:
+def _points(row: StreamErrors) -> Iterator[tuple[int, str, PointError]]:
+    """The layer, the name and the error of each point that was compared."""
     points = {
         "before the layer": row.before,
         "after attention": row.attention,
         "after the MLP": row.mlp,
     }
-    return [(name, error) for name, error in points.items() if error is not None]
+    for name, error in points.items():
+        if error is not None:
+            yield row.layer, name, error

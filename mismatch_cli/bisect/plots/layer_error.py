@@ -40,11 +40,14 @@ def needs(data: BisectionAnalysis) -> bool:
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     inherited, added = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
     layers, theme = len(_layers(data)), figure.theme
-    mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if layers <= _MARKED else {}
+    mark: dict[str, Any] = {}
+    # Marks of more layers would touch.
+    if layers <= _MARKED:
+        mark = {"marker": "o", "markersize": 3.5}
     looks = ((inherited, theme.purple), (added, theme.blue), (added, theme.orange))
-    for (name, errors), (axes, colour) in zip(_series(data).items(), looks, strict=True):
-        if len(errors):
-            axes.plot(*errors.T, color=colour, label=name, **mark)
+    for (name, errors_N2), (axes, colour) in zip(_series(data).items(), looks, strict=True):
+        if len(errors_N2):
+            axes.plot(*errors_N2.T, color=colour, label=name, **mark)
     for axes in (inherited, added):
         _scale(axes, layers)
     inherited.headline("Inherited: error of the stream, relative", "Inherited error, relative")
@@ -56,13 +59,16 @@ def _layers(data: BisectionAnalysis) -> Sequence[StreamErrors]:
 
 
 def _series(data: BisectionAnalysis) -> dict[str, np.ndarray]:
-    """Layer and error, [N, 2], of the stream at each of its points, and added by each block."""
-    rows, stream = _layers(data), list[_Error]()
-    for row in rows:
-        points = enumerate((row.before, row.attention, row.mlp))
-        stream += [(row.layer + place / 3, at.inherited) for place, at in points if at]
-    attention = [(row.layer, row.attention.added) for row in rows if row.attention]
-    mlp = [(row.layer, row.mlp.added) for row in rows if row.mlp]
+    """Layer and error, `[N, 2]`, of the stream at each of its points, and added by each block."""
+    stream, attention, mlp = list[_Error](), list[_Error](), list[_Error]()
+    for row in _layers(data):
+        for third, point in enumerate((row.before, row.attention, row.mlp)):
+            if point is not None:
+                stream.append((row.layer + third / 3, point.inherited))
+        if row.attention is not None:
+            attention.append((row.layer, row.attention.added))
+        if row.mlp is not None:
+            mlp.append((row.layer, row.mlp.added))
     return {
         "residual stream": _above_0(stream),
         "attention": _above_0(attention),
@@ -71,8 +77,9 @@ def _series(data: BisectionAnalysis) -> dict[str, np.ndarray]:
 
 
 def _above_0(errors: Sequence[_Error]) -> np.ndarray:
-    known = [(place, error) for place, error in errors if error]
-    return np.array(known, dtype=np.float64).reshape(-1, 2)
+    """Those that a logarithmic axis can show."""
+    above = [(place, error) for place, error in errors if error]
+    return np.array(above, dtype=np.float64).reshape(-1, 2)
 
 
 def _scale(axes: Panel, layers: int) -> None:

@@ -72,21 +72,21 @@ def alternative(data: BisectionAnalysis) -> str:
     )
 
 
-def _draw_corners(axes: Panel, found: Triangle) -> None:
+def _draw_corners(axes: Panel, distances: Triangle) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    edges = [(found.as_recorded, _ENGINE, _TRAINER)]
-    if found.trainer_reference is not None:
-        edges.append((found.trainer_reference, _TRAINER, _REFERENCE))
-        if found.rollout_reference is not None:
-            edges.append((found.rollout_reference, _ENGINE, _REFERENCE))
+    edges = [(distances.as_recorded, _ENGINE, _TRAINER)]
+    if distances.trainer_reference is not None:
+        edges.append((distances.trainer_reference, _TRAINER, _REFERENCE))
+        if distances.rollout_reference is not None:
+            edges.append((distances.rollout_reference, _ENGINE, _REFERENCE))
     widest = max(distance.value or 0.0 for distance, *_ in edges) or 1.0
     for distance, start, end in edges:
         value = distance.value or 0.0
         _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / widest))
-    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found.rollout_noise)
-    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found.trainer_noise)
+    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, distances.rollout_noise)
+    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, distances.trainer_noise)
     if len(edges) > 1:
         _draw_corner(axes, _REFERENCE, "trainer in float32", axes.theme.green, None)
 
@@ -103,22 +103,29 @@ def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: flo
 def _draw_corner(
     axes: Panel, place: _Place, name: str, colour: str, noise: Estimate | None
 ) -> None:
-    """A dot with its name and its noise, above it, or below it for the lowest dot."""
+    """Draw a corner as a dot; its label (name, noise) goes above it, for the lowest corner below."""
     axes.plot(*place, "o", color=colour, markersize=11, zorder=2)
-    height = -22 if place == _REFERENCE else 25 if noise else 11
+    height = 11
+    if place == _REFERENCE:
+        height = -22
+    elif noise is not None:
+        height = 25  # above the noise
     axes.annotate_beside(name, place, (0, height), ha="center", fontweight="bold")
     if noise is not None:
-        words = f"noise {numbers.number(noise.value, 2)}"
-        axes.annotate_beside(words, place, (0, 11), ha="center", color=axes.theme.muted)
+        label = f"noise {numbers.number(noise.value, 2)}"
+        axes.annotate_beside(label, place, (0, 11), ha="center", color=axes.theme.muted)
 
 
-def _draw_bars(axes: Panel, found: Triangle) -> None:
-    distances, theme = found.between | found.within, axes.theme
+def _draw_bars(axes: Panel, triangle: Triangle) -> None:
+    distances, theme = triangle.between | triangle.within, axes.theme
     for row, (name, distance) in enumerate(distances.items()):
-        value, colour = distance.value or 0.0, theme.gold if name in found.within else theme.purple
+        value = distance.value or 0.0
+        colour = theme.gold if name in triangle.within else theme.purple
         axes.barh(row, value, 0.6, color=colour, alpha=0.85, linewidth=0, zorder=2)
         end_bar(axes, row, value, (distance.low, distance.high), numbers.number(distance.value))
-    reach = max(max(each.value or 0.0, each.high or 0.0) for each in distances.values())
-    axes.set_xlim(0, reach * axes.style.pick(1.3, 1.8) or 1.0)
+    ends = [0.0]
+    for distance in distances.values():
+        ends += [distance.value or 0.0, distance.high or 0.0]
+    axes.set_xlim(0, max(ends) * axes.style.pick(1.3, 1.8) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(6, 3), steps=[1, 2, 5, 10]))
     axes.set_xlabel("nats")

@@ -73,7 +73,8 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     high = _ROW * len(bars)
     (axes,) = figure.panels(1, height=(high, high), left=left)
     axes.name_rows(names)
-    lowest, highest = min(bar.lowest for bar in bars), max(bar.highest for bar in bars)
+    lowest = min(bar.lowest for bar in bars)
+    highest = max(bar.highest for bar in bars)
     room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
     axes.set_xlim(lowest - 0.02, highest + room)
     for row, bar in enumerate(bars):
@@ -137,16 +138,17 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
     for row in data.named[:_MOST]:
         name = data.name(row) if sides else row.experiment.setting
         yield _removed(name, at, row.share, colours[row.experiment.side])
-        at -= row.share.value or 0.0
-    if others := data.named[_MOST:]:
-        share = Estimate(sum(row.share.value or 0.0 for row in others))
-        yield _removed(_OTHERS, at, share, theme.gold)
-        at -= share.value or 0.0
+        at -= row.removes
+    others = data.named[_MOST:]
+    if others:
+        share = sum(row.removes for row in others)
+        yield _removed(_OTHERS, at, Estimate(share), theme.gold)
+        at -= share
     left = data.remaining.value or 0.0
     if len(data.named) > 1 and abs(left - at) >= _LEAST:
         label = "shares overlap" if left > at else "only together"
-        words = in_percent(Estimate(abs(left - at)))
-        yield _Bar(label, at, left, words, theme.muted, look="hatched")
+        share_label = in_percent(Estimate(abs(left - at)))
+        yield _Bar(label, at, left, share_label, theme.muted, look="hatched")
 
 
 def _removed(label: str, at: float, share: Estimate, colour: str) -> _Bar:
@@ -154,6 +156,7 @@ def _removed(label: str, at: float, share: Estimate, colour: str) -> _Bar:
     bar = _Bar(label, at, at - (share.value or 0.0), in_percent(share), colour)
     if share.low is None or share.high is None:
         return bar
+    # The bar runs down, so that the lowest share is the right end of its interval.
     return bar._replace(low=at - share.high, high=at - share.low)
 
 

@@ -29,7 +29,7 @@ from mismatch_cli.bisect.experiments import (
     SCORED,
     TRAINER,
     WHOLE,
-    Experiment,
+    Pair,
     Search,
     leg_names,
 )
@@ -71,7 +71,7 @@ from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 _MOST_NAMED = 3  # causes in the verdict
-_FOUND = {True: "found", False: "yet"}
+_OUTCOME = {True: "found", False: "yet"}  # by whether the search is finished
 _LEAST_BUDGET = 10.0  # minutes: a search of a small model takes 1 to 3
 _WHY_MODULES = "both sides compute these modules differently on the same input"
 _WHY_WEIGHTS = "the engine and the trainer hold different numbers"
@@ -151,16 +151,20 @@ class BisectionAnalysis(Study):
     def triangle(self) -> Triangle:
         """Distances between engine, trainer, and the trainer in float32, and their noise."""
         engine = self.search.base[0]
-        reference = REFERENCE.name if self.has(REFERENCE.name) else SCORED.name
+        # A float32 trainer is its own reference, from which it has no distance.
+        is_separate = self.has(REFERENCE.name)
+        reference = REFERENCE.name if is_separate else SCORED.name
+        trainer_reference = None
+        if is_separate:
+            trainer_reference = self._apart(TRAINER, SCORED.name, reference)
         apart = self._apart(ROLLOUT, DECODED.name, WHOLE.name)
-        is_measured = reference != SCORED.name
         return Triangle(
             as_recorded=self.effects.gap(self.recorded),
             decode_prefill=apart,
             rollout_noise=self._apart(ROLLOUT, DECODED.name, ALONE.name),
             trainer_noise=self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
             rollout_reference=self._gap((engine, reference)),
-            trainer_reference=self._apart(TRAINER, SCORED.name, reference) if is_measured else None,
+            trainer_reference=trainer_reference,
             prefill_reference=self._gap((WHOLE.name, reference)),
             nearer=self._nearer(engine, reference),
             decode_prefill_is=self._decode_prefill(apart, reference),
@@ -175,16 +179,19 @@ class BisectionAnalysis(Study):
         scored = read_manifest(self.folder / LEGS / reference)[TRAINER]
         if reference != REFERENCE.name and scored.get("dtype") != "float32":
             return None
-        pairs = [self.measured.sums((leg.name, reference)) for leg in (DECODED, WHOLE)]
-        return decode_against_prefill(self.effects, apart, *pairs)
+        decoded = self.measured.sums((DECODED.name, reference))
+        prefilled = self.measured.sums((WHOLE.name, reference))
+        return decode_against_prefill(self.effects, apart, decoded, prefilled)
 
     def _apart(self, side: str, first: str, other: str) -> Estimate | None:
         if not (self.has(first) and self.has(other)):
             return None
         return self.effects.gap(self.measured.apart(side, first, other))
 
-    def _gap(self, pair: tuple[str, str]) -> Estimate | None:
-        return self.effects.gap(self.measured.sums(pair)) if all(map(self.has, pair)) else None
+    def _gap(self, pair: Pair) -> Estimate | None:
+        if not all(map(self.has, pair)):
+            return None
+        return self.effects.gap(self.measured.sums(pair))
 
     def _nearer(self, engine: str, reference: str) -> str | None:
         """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if
@@ -194,9 +201,11 @@ class BisectionAnalysis(Study):
             return None
         trainer = self.measured.apart(TRAINER, SCORED.name, reference)
         farther = self.effects.change(trainer, self.measured.sums((engine, reference)))
-        if farther.low is None or farther.high is None or farther.low <= 0 <= farther.high:
+        if farther.low is None or farther.high is None:
             return None
-        return TRAINER if farther.low > 0 else ROLLOUT
+        if farther.low > 0:
+            return TRAINER
+        return ROLLOUT if farther.high < 0 else None
 
     @cached_property
     def noise(self) -> Estimate | None:
@@ -207,8 +216,9 @@ class BisectionAnalysis(Study):
     @cached_property
     def unexplained(self) -> Estimate:
         """The smallest share of the gap that any experiment leaves."""
-        modules = (e for e in self.search.experiments if e.setting == ALL_MODULES)
-        return self._least_left(*(row.experiment for row in self.causes), *modules)
+        pairs = [row.experiment.after for row in self.causes]
+        pairs += [e.after for e in self.search.experiments if e.setting == ALL_MODULES]
+        return self._least_left(pairs)
 
     @property
     def named(self) -> tuple[ExperimentEffects, ...]:
@@ -217,30 +227,26 @@ class BisectionAnalysis(Study):
     @property
     def floor(self) -> ExperimentEffects | None:
         """What the precision that both sides share causes."""
-        return next((row for row in self.causes if row.experiment.floor), None)
+        for row in self.causes:
+            if row.experiment.floor:
+                return row
+        return None
 
     @cached_property
     def remaining(self) -> Estimate:
         """The share of the gap left without the named causes, as far as they were removed
         together.
         """
-        return self._least_left(*(row.experiment for row in self.named))
+        return self._least_left([row.experiment.after for row in self.named])
 
-    def _least_left(self, *experiments: Experiment) -> Estimate:
-        """The smallest share of the gap that any of these leaves, or all helpful changes
+    def _least_left(self, pairs: list[Pair]) -> Estimate:
+        """The smallest share of the gap left between any of these legs, or with all helpful changes
         together; 1 without any.
         """
-        together = self.search.pair_together
-        pairs = [
-            *(experiment.after for experiment in experiments),
-            *([] if together is None else [together]),
-        ]
+        if self.search.pair_together is not None:
+            pairs = [*pairs, self.search.pair_together]
         shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
-        return min(
-            shares,
-            key=lambda share: 1.0 if share.value is None else share.value,
-            default=Estimate(1.0),
-        )
+        return min(shares, key=_value_or_1, default=Estimate(1.0))
 
     def key(self, response: int) -> tuple[int, int, int]:
         """Step, prompt and sample of one of the fixed responses."""
@@ -253,27 +259,29 @@ class BisectionAnalysis(Study):
     def moved(self, row: ExperimentEffects, count: int) -> list[MovedToken]:
         """The tokens whose gap a cause moves most, largest move first."""
         tokens = self.measured.tokens
-        before_T, after_T = (
-            self._d_T(pair) for pair in (row.experiment.before, row.experiment.after)
-        )
+        before_T, after_T = self._d_T(row.experiment.before), self._d_T(row.experiment.after)
         moved_T = np.where(tokens.counts_T, np.nan_to_num(np.abs(before_T) - np.abs(after_T)), 0.0)
-        found = [int(t) for t in np.argsort(-moved_T)[:count] if moved_T[t] > 0]
-        responses = np.searchsorted(tokens.offset_S1, found, side="right") - 1
-        return [
-            MovedToken(int(s), t - int(tokens.offset_S1[s]), float(before_T[t]), float(after_T[t]))
-            for t, s in zip(found, responses, strict=True)
-        ]
+        most_N = np.argsort(-moved_T)[:count]
+        most_N = most_N[moved_T[most_N] > 0]
+        response_N = np.searchsorted(tokens.offset_S1, most_N, side="right") - 1
+        position_N = most_N - tokens.offset_S1[response_N]
+        columns = (response_N, position_N, before_T[most_N], after_T[most_N])
+        return list(map(MovedToken, *map(np.ndarray.tolist, columns)))
 
-    def _d_T(self, pair: tuple[str, str]) -> np.ndarray:
-        return self.measured.logp_T(pair[1], TRAINER) - self.measured.logp_T(pair[0], ROLLOUT)
+    def _d_T(self, pair: Pair) -> np.ndarray:
+        rollout, trainer = pair
+        return self.measured.logp_T(trainer, TRAINER) - self.measured.logp_T(rollout, ROLLOUT)
 
     # The answer
 
     @cached_property
     def differences(self) -> tuple[str, ...]:
         """How the two models differ, a clause each, whatever share of the gap that causes."""
-        still = (row for row in self.ranking.tested if row.share.note == NO_SPREAD)
-        without_effect = {row.experiment.setting for row in still if not row.share.value}
+        without_effect = set()
+        for row in self.ranking.tested:
+            # Equal for all prompts, and 0: the two values compute the same.
+            if row.share.note == NO_SPREAD and not row.share.value:
+                without_effect.add(row.experiment.setting)
         return tuple(self.models.clauses(without_effect))
 
     @cached_property
@@ -285,7 +293,9 @@ class BisectionAnalysis(Study):
     @cached_property
     def modules(self) -> Modules | None:
         """What stage 3 says of the modules; None if it compared none."""
-        return from_json(Modules, self.search.modules) if self.search.modules else None
+        if not self.search.modules:
+            return None
+        return from_json(Modules, self.search.modules)
 
     @cached_property
     def faults(self) -> list[Fault]:
@@ -296,23 +306,28 @@ class BisectionAnalysis(Study):
     def stages(self) -> list[StageRow]:
         """Every stage, also those that the search did not reach."""
         stopped = {"status": NOT_REACHED, "why": "the search was stopped", "seconds": 0.0}
-        return [
-            StageRow(number, name, **self.search.stages.get(str(number), stopped))
-            for number, name in STAGES.items()
-        ]
+        rows = []
+        for number, name in STAGES.items():
+            rows.append(StageRow(number, name, **self.search.stages.get(str(number), stopped)))
+        return rows
 
     @property
     def not_tested(self) -> tuple[str, ...]:
         """The stages for which there was no time, or not enough."""
         begun = {experiment.stage for experiment in self.search.experiments}
-        late = [row for row in self.stages if row.status == NOT_REACHED]
-        return tuple(f"the rest of {row.name}" if row.stage in begun else row.name for row in late)
+        names = []
+        for row in self.stages:
+            if row.status == NOT_REACHED:
+                names.append(f"the rest of {row.name}" if row.stage in begun else row.name)
+        return tuple(names)
 
     @property
     def larger_budget(self) -> float | None:
         """Minutes in which the rest may be tested; None if none were set."""
         budget = (self.search.flags or {}).get("budget")
-        return None if budget is None else max(_LEAST_BUDGET, 2 * float(budget))
+        if budget is None:
+            return None
+        return max(_LEAST_BUDGET, 2 * float(budget))
 
     @property
     def is_finished(self) -> bool:
@@ -332,26 +347,28 @@ class BisectionAnalysis(Study):
     @property
     def _shares_in_words(self) -> str:
         named, floor = self.named[:_MOST_NAMED], self.floor
-        parts = [f"{row.experiment.setting} {in_percent(row.share)}" for row in named]
+        shares = [f"{row.experiment.setting} {in_percent(row.share)}" for row in named]
         if floor is not None:
-            parts.append(f"{floor.experiment.value} itself {in_percent(floor.share)}")
+            shares.append(f"{floor.experiment.value} itself {in_percent(floor.share)}")
         if self.noise is not None:
-            parts.append(f"noise {in_percent(self.noise)}")
-        overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
-        first = "" if named or floor else f"No cause {_FOUND[self.is_finished]}: "
-        return (
-            f"{first}{', '.join([*parts, f'unexplained {in_percent(self.unexplained)}'])}{overlap}."
-        )
+            shares.append(f"noise {in_percent(self.noise)}")
+        shares.append(f"unexplained {in_percent(self.unexplained)}")
+        sentence = ", ".join(shares)
+        if not named and floor is None:
+            sentence = f"No cause {_OUTCOME[self.is_finished]}: {sentence}"
+        if self.overlap and self.overlap > 0.05:
+            sentence += " (shares overlap)"
+        return f"{sentence}."
 
     @cached_property
     def overlap(self) -> float | None:
         """By how much the shares of the causes exceed what all of them explain together; None
         for a single cause.
         """
-        named = [row.share.value or 0.0 for row in self.named]
-        return (
-            max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
-        )
+        if len(self.named) <= 1:
+            return None
+        together = 1 - (self.remaining.value or 0.0)
+        return max(0.0, sum(row.removes for row in self.named) - together)
 
     def name(self, row: ExperimentEffects) -> str:
         """A cause's name: a setting with its side; a kind of module, or a column, belongs to
@@ -360,8 +377,9 @@ class BisectionAnalysis(Study):
         experiment = row.experiment
         if experiment.floor:
             return f"{experiment.value} itself"
-        alone = experiment.stage == 3 or experiment.setting.startswith("logp_")
-        return experiment.setting if alone else f"{experiment.setting} ({experiment.side})"
+        if experiment.stage == 3 or experiment.setting.startswith("logp_"):
+            return experiment.setting
+        return f"{experiment.setting} ({experiment.side})"
 
     def why(self, row: ExperimentEffects) -> str:
         """How a cause opens a gap, as a clause."""
@@ -370,24 +388,26 @@ class BisectionAnalysis(Study):
             return _WHY_MODULES
         side = ROLLOUT if experiment.side == "both" else experiment.side
         for name in (f"{side}.{experiment.setting}", f"config.sampling.{experiment.setting}"):
-            if known := cause_rank(name):
-                return CAUSES[known - 1].why
+            rank_from_1 = cause_rank(name)
+            if rank_from_1:
+                return CAUSES[rank_from_1 - 1].why
         fault = self._fault(row)
         return _WHY_WEIGHTS if fault is None else fault.cause
 
     def _fault(self, row: ExperimentEffects) -> Fault | None:
         """The finding of `diagnose` with the name of a cause."""
-        own = (fault for fault in self.faults if fault.setting == row.experiment.setting)
-        return next(own, None)
+        for fault in self.faults:
+            if fault.setting == row.experiment.setting:
+                return fault
+        return None
 
     def command(self, row: ExperimentEffects) -> list[str]:
         """The commands that show what a cause explains, also on new samples if the probe can be
         repeated.
         """
         legs, experiment = self.folder / LEGS, row.experiment
-        lines = [
-            suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])
-        ]
+        changed = legs / experiment.after[experiment.position]
+        lines = [suggest("compare", legs / AS_RECORDED, changed)]
         if experiment.flags and self.search.like:
             like = relative_to_here(Path(self.search.like))
             lines.append(suggest_probe("--like", like, *experiment.flags))
@@ -397,16 +417,20 @@ class BisectionAnalysis(Study):
         """Seconds per response with the change, relative to without it, on the side that
         changes.
         """
-        pairs, position = (row.experiment.before, row.experiment.after), row.experiment.position
-        before, after = (self._seconds(pair[position]) for pair in pairs)
-        if before is None or after is None or row.experiment.stage == 3:
+        experiment = row.experiment
+        before = self._seconds(experiment.before[experiment.position])
+        after = self._seconds(experiment.after[experiment.position])
+        # All grafts are read together, and each of their legs has the time of all.
+        if before is None or after is None or experiment.stage == 3:
             return None
         return Cost(after / before, before, after)
 
     def _seconds(self, leg: str) -> float | None:
         """Seconds per response in a leg; None if it was not read here."""
         row = self._leg(leg)
-        return row.seconds / row.responses if row.seconds and row.responses else None
+        if not (row.seconds and row.responses):
+            return None
+        return row.seconds / row.responses
 
     @cached_property
     def result(self) -> BisectionResult:
@@ -418,7 +442,7 @@ class BisectionAnalysis(Study):
             responses=tokens.num_responses,
             prompts=len(np.unique(tokens.prompt_id_S)),
             tokens=int(self.recorded.tokens_S.sum()),
-            gap=Measures(**{name: self.effects.gap(self.recorded, name) for name in MEASURES}),
+            gap=self._measures,
             verdict=self.verdict,
             differences=self.differences,
             not_tested=self.not_tested,
@@ -436,6 +460,10 @@ class BisectionAnalysis(Study):
             modules=self.modules,
             untried=[from_json(UntriedRow, untried) for untried in search.untried],
         )
+
+    @property
+    def _measures(self) -> Measures:
+        return Measures(**{name: self.effects.gap(self.recorded, name) for name in MEASURES})
 
     def _leg(self, leg: str) -> LegRow:
         about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
@@ -475,6 +503,10 @@ class BisectionAnalysis(Study):
         after = self.measured.sums(pair)
         share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
         return CombinedChanges(together["settings"], together["after"], share, after.mean())
+
+
+def _value_or_1(share: Estimate) -> float:
+    return 1.0 if share.value is None else share.value
 
 
 def in_percent(share: Estimate) -> str:

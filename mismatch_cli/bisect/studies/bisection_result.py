@@ -271,7 +271,9 @@ class UntriedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectionResult:
-    """The causes are in the order of their shares; a precision of both sides comes last."""
+    """What a search says; causes are in the order of their shares, a precision of both sides comes
+    last.
+    """
 
     trace: str
     about: About

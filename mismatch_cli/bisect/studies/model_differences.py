@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +37,8 @@ class ModelDifferences:
         """The trainer's first: an engine that has more is what nobody looks for."""
         names = self.weights.lacking or LackingTensors()
         rows = [LackingTensor(name, TRAINER) for name in names.trainer]
-        return [*rows, *(LackingTensor(name, ROLLOUT) for name in names.rollout)]
+        rows += [LackingTensor(name, ROLLOUT) for name in names.rollout]
+        return rows
 
     @property
     def unread(self) -> list[str]:
@@ -58,24 +60,29 @@ class ModelDifferences:
         moved nothing, on which the models need not agree.
         """
         classes = self.weights.architectures
-        lacking = [clause for side in (TRAINER, ROLLOUT) for clause in self._lacking(side)]
+        lacking = [*self._lacking(TRAINER), *self._lacking(ROLLOUT)]
         if classes is not None:
             both = f"{classes.rollout} against {classes.trainer}"
-            of_two = f"The models are of two classes: {both}"
-            lacking[:1] = [f"{clause} ({both})" for clause in lacking[:1]] or [of_two]
+            # Two classes are why tensors are lacking: the first clause says both.
+            if lacking:
+                lacking[0] = f"{lacking[0]} ({both})"
+            else:
+                lacking = [f"The models are of two classes: {both}"]
         yield from lacking
         yield from _numbers(self.weights.differing)
         yield from _settings(self.weights.config, without_effect)
 
     def _lacking(self, side: str) -> Iterator[str]:
+        """A clause with the tensors that a side's model lacks; none if it lacks none."""
         names = [row.tensor for row in self.lacking if row.side == side]
-        if names:
-            (owner,) = _OWNERS.keys() - {side}
-            have = {1: "has"}.get(len(names), "have")
-            yield (
-                f"{things(len(names), 'tensor')} of the {_OWNERS[owner]}’s model {have} no counterpart in "
-                f"the {_OWNERS[side]}’s: {_by_layer(names)}"
-            )
+        if not names:
+            return
+        (other,) = _OWNERS.keys() - {side}
+        have = "has" if len(names) == 1 else "have"
+        yield (
+            f"{things(len(names), 'tensor')} of the {_OWNERS[other]}’s model {have} no counterpart "
+            f"in the {_OWNERS[side]}’s: {_by_layer(names)}"
+        )
 
 
 def _numbers(differing: Sequence[TensorRow]) -> Iterator[str]:
@@ -83,7 +90,7 @@ def _numbers(differing: Sequence[TensorRow]) -> Iterator[str]:
     if not differing:
         return
     first, more = differing[0], len(differing) - 1
-    how = ": ".join(filter(None, (first.relation, first.detail)))
+    how = f"{first.relation}: {first.detail}" if first.detail else first.relation
     named = f"{first.tensor} ({how})"
     if more:
         yield f"{more + 1} tensors differ: {named}, and {more} more"
@@ -106,12 +113,13 @@ def _settings(config: Sequence[ConfigDifference], without_effect: Collection[str
 
 def _by_layer(names: Sequence[str]) -> str:
     """`layers.*.self_attn.q_norm.weight (4 ×)`: the same tensor of many layers once."""
-    kinds: dict[str, list[str]] = {}
+    kinds = defaultdict[str, list[str]](list)
     for name in names:
-        kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(name)
-    parts = [
-        {1: alike[0]}.get(len(alike), f"{kind} ({len(alike)} ×)") for kind, alike in kinds.items()
-    ]
-    if more := len(parts[_MOST_NAMED:]):
-        parts[_MOST_NAMED:] = [f"and {more} more"]
-    return ", ".join(parts)
+        kinds[re.sub(r"\.\d+\.", ".*.", name)].append(name)
+    clauses = []
+    for kind, alike in kinds.items():
+        clauses.append(alike[0] if len(alike) == 1 else f"{kind} ({len(alike)} ×)")
+    more = len(clauses) - _MOST_NAMED
+    if more > 0:
+        clauses[_MOST_NAMED:] = [f"and {more} more"]
+    return ", ".join(clauses)
