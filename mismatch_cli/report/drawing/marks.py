@@ -27,7 +27,7 @@ _FAR_APART = 20  # times between the largest values of two traces: then the axis
 _BEYOND = 2  # times the largest value: bands are cut here, or they would flatten the lines
 _DOTS = 20_000  # of a scatter at most
 _SPARSE = 3000  # dots up to which they are large
-HEAT_ROW = 21, 17  # pixels per row of a heat map, wide and narrow
+_HEAT_ROW = 21, 17  # pixels per row of a heat map, wide and narrow
 _FULL = 0.6  # opacity of the largest share: ink stays readable on it, light and dark
 
 
@@ -88,6 +88,7 @@ def values_of(estimates: Iterable[MaybeEstimate]) -> np.ndarray:
 
 
 def any_above_0(estimates: Iterable[MaybeEstimate]) -> bool:
+    """Whether there is something to draw on a logarithmic axis."""
     return bool((values_of(estimates) > 0).any())
 
 
@@ -236,7 +237,7 @@ def percent(share: float) -> str:
         return "0"
     if value < 0.01:
         return "<.01"
-    # The limits are where rounding would add a digit: 0.995 becomes 1.0 and 9.95 becomes 10.
+    # One decimal less from where rounding reaches 1.00, and again from where it reaches 10.0.
     if value < 0.995:
         return f"{value:.2f}"
     if value < 9.95:
@@ -263,6 +264,12 @@ class OpacityScale(NamedTuple):
     def note(self) -> str:
         """The share that has the darkest colour, for the reader of a heat map."""
         return f"darkest: {100 * self.reach:g} %"
+
+
+def heat_height(rows: int) -> tuple[int, int]:
+    """The height of a heat map with so many rows in pixels, wide and narrow."""
+    wide, narrow = _HEAT_ROW
+    return rows * wide, rows * narrow
 
 
 def draw_heat(axes: Panel, share_RC: np.ndarray, scale: OpacityScale, names: Sequence[str]) -> None:

@@ -71,22 +71,26 @@ def _sentences(
     labels = {axes.get_xlabel() for axes in firsts}
     yield _kinds_of_figure(firsts)
     if len(labels) == 1 and labels != {""}:
-        yield f"Horizontal: {_axis(firsts)}."
+        yield f"Horizontal: {_describe_axis(firsts)}."
     for stack in panels[:shown]:
-        axes = stack[0]
         content = "; ".join(_contents(stack, describe)) or _NOTHING
         if len(panels) > 1:
-            yield f"{_title(axes, with_horizontal=len(labels) > 1)}: {content}."
-            continue
-        # A title names the vertical axis, but not that of a heat map or of named rows.
-        names_axis = not axes.images and not _has_names(axes.yaxis)
-        title = f"Vertical: {_title(axes)}" if names_axis else _title(axes)
-        if content.startswith("from "):
-            content = content.replace("from", "From", 1)
-        yield f"{title}. {content}."
+            yield f"{_title(stack[0], with_horizontal=len(labels) > 1)}: {content}."
+        else:
+            yield _describe_only_panel(stack[0], content)
     remaining = len(panels) - shown
     if remaining:
         yield f"And {numbers.things(remaining, 'more panel')}."
+
+
+def _describe_only_panel(axes: Panel, content: str) -> str:
+    """The panel of a figure that has one: its title and its content as two sentences."""
+    # A title names the vertical axis, but not that of a heat map or of named rows.
+    names_axis = not axes.images and not _has_named_ticks(axes.yaxis)
+    title = f"Vertical: {_title(axes)}" if names_axis else _title(axes)
+    if content.startswith("from "):
+        content = content.replace("from", "From", 1)
+    return f"{title}. {content}."
 
 
 def _kinds_of_figure(panels: Sequence[Panel]) -> str:
@@ -102,7 +106,7 @@ def _kinds(axes: Panel) -> Iterator[str]:
         return
     lines = _data_lines(axes)
     # matplotlib draws dots as lines, too: of one point each, or without a line between rows.
-    are_dots = all(np.size(line.get_xdata()) == 1 for line in lines) or _has_names(axes.yaxis)
+    are_dots = all(np.size(line.get_xdata()) == 1 for line in lines) or _has_named_ticks(axes.yaxis)
     if _dots(axes) or (lines and are_dots):
         yield "points"
     if _bars(axes):
@@ -209,12 +213,12 @@ def _title(axes: Panel, *, with_horizontal: bool = False) -> str:
     title = ", ".join([axes.get_title("left"), *settings])
     notes = [_SCALES.get(axes.get_yscale(), "")]
     if with_horizontal:
-        notes.append(f"horizontal: {_axis([axes])}")
+        notes.append(f"horizontal: {_describe_axis([axes])}")
     note = "; ".join(filter(None, notes))
     return f"{title} ({note})" if note else title
 
 
-def _axis(panels: Sequence[Panel]) -> str:
+def _describe_axis(panels: Sequence[Panel]) -> str:
     """The label of the horizontal axis, its range in the data, and its scale."""
     axes = panels[0]
     x_N = np.concatenate(list(map(_drawn_x, panels)))
@@ -224,7 +228,7 @@ def _axis(panels: Sequence[Panel]) -> str:
     whole_N = x_N[x_N == np.round(x_N)]
     if axes.whole and len(whole_N):
         x_N = whole_N
-    first, last = (_place(axes.xaxis, end) for end in (x_N.min(), x_N.max()))
+    first, last = (_describe_place(axes.xaxis, end) for end in (x_N.min(), x_N.max()))
     reach = first if first == last else f"from {first} to {last}"
     scale = _SCALES.get(axes.get_xscale(), "")
     return ", ".join(filter(None, (axes.get_xlabel(), reach, scale)))
@@ -234,7 +238,7 @@ def _drawn_x(axes: Panel) -> np.ndarray:
     """Every x that is drawn, or the ends of a heat map."""
     if axes.images:
         return np.array(axes.get_xlim())
-    # A short trace leaves panels empty, and numpy concatenates no empty list.
+    # A short trace leaves panels empty, and numpy cannot concatenate an empty list.
     drawn = [np.empty(0)]
     drawn += [series.x_N for series in _series(axes)]
     drawn += [dots[:, 0] for dots in _dots(axes)]
@@ -271,9 +275,9 @@ def _describe_heat_map(axes: Panel) -> str:
     if not np.isfinite(share_RC).any():
         return f"{size}, without a value"
     row, column = np.unravel_index(np.nanargmax(share_RC), share_RC.shape)
-    name = _place(axes.yaxis, row)
+    name = _describe_place(axes.yaxis, row)
     value = numbers.number(100 * float(share_RC[row, column]))
-    return f"{size}, largest {value} for {name} at {_place(axes.xaxis, column + 0.5)}"
+    return f"{size}, largest {value} for {name} at {_describe_place(axes.xaxis, column + 0.5)}"
 
 
 def _describe_dots(y_N: np.ndarray) -> str:
@@ -298,19 +302,21 @@ def _describe_ends(all_series: Sequence[DrawnSeries]) -> str:
 def _describe_course(axes: Panel, series: DrawnSeries, *, extremes: bool = False) -> str:
     """The first and last value of a line, and its extremes with their places if they are inside."""
     name = f"{series.name}: " if series.name else ""
-    if _has_names(axes.yaxis):
+    if _has_named_ticks(axes.yaxis):
         return name + _describe_rows(axes, series)
     values = list(map(_number, series.y_N))
     first, last = values[0], values[-1]
     if len(values) == 1:
-        return f"{name}{first} at {_place(axes.xaxis, series.x_N[0])}"
+        return f"{name}{first} at {_describe_place(axes.xaxis, series.x_N[0])}"
     # Equal as printed: a reader is not told of differences that no digit shows.
     if len(set(values)) == 1:
         return f"{name}{first} throughout"
     text = f"{name}from {first} to {last}"
     for extreme, index in (("highest", series.y_N.argmax()), ("lowest", series.y_N.argmin())):
         if extremes and values[index] not in (first, last):
-            text += f", {extreme} {values[index]} at {_place(axes.xaxis, series.x_N[index])}"
+            text += (
+                f", {extreme} {values[index]} at {_describe_place(axes.xaxis, series.x_N[index])}"
+            )
     return text
 
 
@@ -318,7 +324,7 @@ def _describe_rows(axes: Panel, series: DrawnSeries) -> str:
     """The extremes of values in named rows; several series are beside each other in a row."""
 
     def value_and_row(index: int) -> str:
-        row = _place(axes.yaxis, np.round(series.y_N[index]))
+        row = _describe_place(axes.yaxis, np.round(series.y_N[index]))
         return f"{_number(series.x_N[index])} for {row}"
 
     largest = value_and_row(int(series.x_N.argmax()))
@@ -343,7 +349,7 @@ def _number(value: Any) -> str:
     return numbers.number(float(value))
 
 
-def _names(axis: Any) -> list[tuple[float, str]]:
+def _named_ticks(axis: Any) -> list[tuple[float, str]]:
     """The ticks of an axis and their labels, if those are names, not numbers on a scale."""
     if axis.get_scale() != "linear" or not isinstance(axis.get_major_locator(), FixedLocator):
         return []
@@ -354,17 +360,18 @@ def _names(axis: Any) -> list[tuple[float, str]]:
     return list(zip(ticks, labels, strict=True))
 
 
-def _has_names(axis: Any) -> bool:
-    return bool(_names(axis))
+def _has_named_ticks(axis: Any) -> bool:
+    return bool(_named_ticks(axis))
 
 
-def _place(axis: Any, place: Any) -> str:
+def _describe_place(axis: Any, place: Any) -> str:
     """A place on an axis: the name of its tick, the names around it, or a number."""
     value = float(place)
-    names = _names(axis)
-    if names:
-        below = [name for tick, name in names if tick <= value + _CLOSE][-1:]
-        above = [name for tick, name in names if tick >= value - _CLOSE][:1]
+    ticks = _named_ticks(axis)
+    if ticks:
+        below = [name for tick, name in ticks if tick <= value + _CLOSE][-1:]
+        above = [name for tick, name in ticks if tick >= value - _CLOSE][:1]
+        # On a named tick, both are its name.
         return "–".join(dict.fromkeys(below + above))
     if value.is_integer():
         return numbers.count(int(value)).replace("-", "−")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
-    HEAT_ROW,
     OpacityScale,
     draw_heat,
+    heat_height,
     left_out_note,
     names_beside,
     reach_of,
@@ -49,8 +49,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     style = figure.style
     masks = _masks(data.result, style)
     names, beside = names_beside([mask.label for mask in masks], style)
-    height = len(masks) * HEAT_ROW[0], len(masks) * HEAT_ROW[1]
-    panels = figure.panels(len(SIGNS), height=height, names=beside, left=12)
+    panels = figure.panels(len(SIGNS), height=heat_height(len(masks)), names=beside, left=12)
     rows = [mask.row for mask in masks]
     shares = {sign: _shares(rows, sign) for sign in SIGNS}
     scale = OpacityScale(style.theme.orange, reach_of(*shares.values()))

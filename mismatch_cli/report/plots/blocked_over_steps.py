@@ -60,8 +60,8 @@ _FEWEST_STEPS = 3
 
 
 def needs(data: ClippingPlotData) -> bool:
-    rows = [row for row in data.result.algorithms if len(row.by_step) >= _FEWEST_STEPS]
-    return any(_has(row, _SHARE) for row in rows)
+    rows = data.result.algorithms
+    return any(len(row.by_step) >= _FEWEST_STEPS and _has(row, _SHARE) for row in rows)
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:

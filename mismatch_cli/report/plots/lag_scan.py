@@ -27,7 +27,7 @@ _NOTHING = 1e-7  # nats: the smallest gap where both sides agree to the bit at e
 
 
 def needs(data: DiagnosisAnalysis) -> bool:
-    return any(np.isfinite(gap) for gap in data.lags.values())
+    return any(map(np.isfinite, data.lags.values()))
 
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:

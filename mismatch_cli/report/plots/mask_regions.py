@@ -106,7 +106,7 @@ def _draw_region(
         shade: dict[str, Any] = {"colors": [axes.theme.orange], "alpha": 0.17, "zorder": 1.5}
         axes.contourf(probability_N, probability_N, blocked_NN, levels=[0.5, 1.5], **shade)
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "color": axes.theme.muted}
-    note = _left_out_note(algorithm, blocked is not None)
+    note = _region_note(algorithm, blocked is not None)
     axes.text(0.03, 0.97, note, fontsize=axes.style.small, **place)
 
 
@@ -135,7 +135,7 @@ def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     return f"{title}  {settings}" if fits else title
 
 
-def _left_out_note(algorithm: Algorithm, has_region: bool) -> str:
+def _region_note(algorithm: Algorithm, has_region: bool) -> str:
     """What the shaded region does not show."""
     if not algorithm.masks:
         return "no mask: nothing is blocked"

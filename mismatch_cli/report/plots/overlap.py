@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
-    HEAT_ROW,
     OpacityScale,
     draw_heat,
+    heat_height,
     left_out_note,
     names_beside,
     reach_of,
@@ -50,8 +50,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     below_NN = np.where(below, jaccard[np.ix_(order, order)], np.nan)
     labels = [f"{number}  {masks[index].label}" for number, index in enumerate(order, 1)]
     names, beside = names_beside(labels, style)
-    height = len(names) * HEAT_ROW[0], len(names) * HEAT_ROW[1]
-    (axes,) = figure.panels(1, height=height, names=beside, left=12)
+    (axes,) = figure.panels(1, height=heat_height(len(names)), names=beside, left=12)
     scale = OpacityScale(axes.theme.blue, reach_of(below_NN))
     draw_heat(axes, below_NN, scale, names)
     _number_columns(axes, len(names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -98,10 +99,9 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 
 def _occupied(rows_of: Mapping[str, Rows]) -> dict[str, Rows]:
     """The bins in which any trace has tokens."""
-    occupied_B: Any = False
-    for rows in rows_of.values():
-        occupied_B |= np.array([row.tokens > 0 for row in rows])
-    return {trace: list(compress(rows, occupied_B)) for trace, rows in rows_of.items()}
+    bins = zip(*rows_of.values(), strict=True)
+    is_occupied = [sum(map(attrgetter("tokens"), rows)) > 0 for rows in bins]
+    return {trace: list(compress(rows, is_occupied)) for trace, rows in rows_of.items()}
 
 
 def _lines_of_trace(rows: Rows, style: Style) -> dict[str, list[_Line]]:

@@ -61,7 +61,7 @@ class Chart(NamedTuple):
     least: float = 0.0  # the smallest range of the axis: less is noise
     ideal: bool = False  # 0 is ideal, and has a line
     setting: str = ""  # below the title
-    parts: Sequence[str] = ()  # what each of several curves of a name is, for its description
+    quantities: Sequence[str] = ()  # the name of each of `curves`, for the description in words
     of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
     limits: Sequence[float] = ()  # lines, as far as they are near the values
     alarms: Sequence[tuple[float, float]] = ()  # first and last steps of each, marked
@@ -104,18 +104,10 @@ def draw_grid(
         below=room_for_legend(figure, look_of),
         cells=list(chart_at),
     )
-    of_quantity: dict[int, list[Panel]] = {}
-    of_setting: dict[int, list[Panel]] = {}
-    for axes, (cell, chart) in zip(panels, chart_at.items(), strict=True):
+    for axes, chart in zip(panels, chart_at.values(), strict=True):
         draw_chart(axes, chart, look_of)
         _name_setting(axes, chart.setting)
-        quantity, setting = divmod(cell, width)
-        of_quantity.setdefault(quantity, []).append(axes)
-        of_setting.setdefault(setting, []).append(axes)
-    for axes_of_quantity in of_quantity.values():
-        _share_values(axes_of_quantity)
-    for axes_of_setting in of_setting.values():
-        share_steps(axes_of_setting)
+    _share_axes(dict(zip(chart_at, panels, strict=True)), width)
     draw_legend(figure, look_of)
 
 
@@ -127,6 +119,22 @@ def _chart_cells(rows: Sequence[Sequence[Chart]], width: int) -> dict[int, Chart
             if any(chart.curves):
                 chart_at[cell] = chart
     return chart_at
+
+
+def _share_axes(panel_at: Mapping[int, Panel], width: int) -> None:
+    """Panels of a quantity share their values, those of a setting their steps; by cell, in rows of
+    `width` cells.
+    """
+    of_quantity: dict[int, list[Panel]] = {}
+    of_setting: dict[int, list[Panel]] = {}
+    for cell, axes in panel_at.items():
+        quantity, setting = divmod(cell, width)
+        of_quantity.setdefault(quantity, []).append(axes)
+        of_setting.setdefault(setting, []).append(axes)
+    for panels in of_quantity.values():
+        _share_values(panels)
+    for panels in of_setting.values():
+        share_steps(panels)
 
 
 def _looks_in_use(
@@ -164,9 +172,9 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, LineStyle]) -> N
     panel.
     """
     faint = len(look_of) > _FEW
-    for curves, part in zip(chart.curves, chart.parts or repeat(""), strict=False):
+    for curves, quantity in zip(chart.curves, chart.quantities or repeat(""), strict=False):
         for name, curve in curves.items():
-            series = f"{part} with {name}" if part else name
+            series = f"{quantity} with {name}" if quantity else name
             draw_curve(axes, curve, look_of[name], log=chart.log, faint=faint, name=series)
     middle = (len(chart.points) - 1) / 2
     for number, (name, curve) in enumerate(chart.points.items()):

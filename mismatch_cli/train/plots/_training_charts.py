@@ -42,7 +42,7 @@ def gap(data: TrainingAnalysis) -> Chart:
 
 def extremes(data: TrainingAnalysis) -> Chart:
     curves = [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
-    return Chart("Largest and smallest π − μ", curves, parts=("largest", "smallest"))
+    return Chart("Largest and smallest π − μ", curves, quantities=("largest", "smallest"))
 
 
 def blocked(
