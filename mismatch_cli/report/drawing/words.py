@@ -160,8 +160,8 @@ def _series(axes: Panel) -> list[DrawnSeries]:
     if len(points_of) > 1 or _dots(axes):
         points_of.pop("", None)
     all_series = []
-    for name, points in points_of.items():
-        series = _join_points(name, points, axes.factor)
+    for name, arrays in points_of.items():
+        series = _join_points(name, arrays, axes.factor)
         if len(series.x_N):
             all_series.append(series)
     return all_series

@@ -193,7 +193,9 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, LineStyle]) -> N
 def equal_panels(
     figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = RIGHT
 ) -> list[Panel]:
-    """Panels without a hole in their last row, with room for the legend of these names."""
+    """Panels in three columns, or in two if those are filled, with room for the legend of these
+    names.
+    """
     columns = 2 if count in (2, 4) else 3
     below = room_for_legend(figure, names)
     return figure.panels(count, columns=columns, height=height, below=below, right=right)
