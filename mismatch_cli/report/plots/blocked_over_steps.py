@@ -36,7 +36,7 @@ CAPTION = (
 )
 
 
-class _Quantity(NamedTuple):
+class _StepQuantity(NamedTuple):
     """What a panel shows by step: fields of `BlockedInSteps` about blocked tokens, and about those
     that the first algorithm keeps, if it shows these.
     """
@@ -50,9 +50,9 @@ class _Quantity(NamedTuple):
         return list(map(attrgetter(self.blocked_field), rows))
 
 
-_SHARE = _Quantity("Blocked tokens, %", "blocked.all")
-_MU = _Quantity("Mean μ of blocked tokens", "mu_blocked", "mu_kept")
-_ENTROPY = _Quantity("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept")
+_SHARE = _StepQuantity("Blocked tokens, %", "blocked.all")
+_MU = _StepQuantity("Mean μ of blocked tokens", "mu_blocked", "mu_kept")
+_ENTROPY = _StepQuantity("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept")
 _KEPT = "kept by the first"
 _MOST, _BANDS = 6, 3  # algorithms, and those with a band
 _FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
@@ -83,7 +83,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     figure.legend_below(look_of, columns)
 
 
-def _has(row: AlgorithmRow, quantity: _Quantity) -> bool:
+def _has(row: AlgorithmRow, quantity: _StepQuantity) -> bool:
     return any_above_0(quantity.over_blocked(row.by_step))
 
 
@@ -101,7 +101,7 @@ def _looks(style: Style) -> list[dict[str, Any]]:
 
 def _draw_quantity(
     axes: Panel,
-    quantity: _Quantity,
+    quantity: _StepQuantity,
     row_of: Mapping[str, AlgorithmRow],
     look_of: Mapping[str, dict[str, Any]],
 ) -> None:
@@ -115,7 +115,7 @@ def _draw_quantity(
         draw_line(axes, middle_of_steps(steps), over_kept, label=_KEPT, **look_of[_KEPT])
 
 
-def _scale(axes: Panel, quantity: _Quantity) -> None:
+def _scale(axes: Panel, quantity: _StepQuantity) -> None:
     """From 0; shares in percent, and nearly logarithmic if the algorithms are far apart."""
     values = axes.drawn_values()
     # A step with a handful of blocked tokens has a band that would flatten the lines.

@@ -98,7 +98,8 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
             ([row.lost for row in rows], "update lost", axes.theme.green),
         ):
             look: dict[str, Any] = {"band": band, "linestyle": dash}
-            look["label"] = label if has_labels else None
+            if has_labels:
+                look |= {"label": label}
             draw_line(axes, threshold_B, estimates, colour, **look)
     _set_scales(axes, sweep.published)
     _draw_published(axes, sweep.published)

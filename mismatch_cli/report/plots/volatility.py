@@ -74,7 +74,7 @@ def needs(data: PlotData | ComparisonPlotData) -> bool:
     spreads: list[MaybeEstimate] = []
     for summary in data.by_trace.values():
         for mu_bin in summary.volatility:
-            spreads += [mu_bin.metrics["ratio_sd"], mu_bin.metrics["ratio_p99"]]
+            spreads += map(mu_bin.metrics.get, ("ratio_sd", "ratio_p99"))
     return bool(np.isfinite(values_of(spreads)).any())
 
 
