@@ -15,7 +15,7 @@ from mismatch_cli.metrics.pair_summary import ProfileRow
 from mismatch_cli.report.drawing.panels import Panel, Sheet, letters_in, short_names, width_of
 from mismatch_cli.report.drawing.style import Style
 
-Part = Estimate | None
+MaybeEstimate = Estimate | None
 Rows = Sequence[ProfileRow]
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
@@ -27,7 +27,7 @@ _FAR_APART = 20  # times between the largest values of two traces: then the axis
 _BEYOND = 2  # times the largest value: bands are cut here, or they would flatten the lines
 _DOTS = 20_000  # of a scatter at most
 _SPARSE = 3000  # dots up to which they are large
-HEAT_ROW = 21, 17  # pixels per row of a heat map, wide and narrow
+_HEAT_ROW = 21, 17  # pixels per row of a heat map, wide and narrow
 _FULL = 0.6  # opacity of the largest share: ink stays readable on it, light and dark
 
 
@@ -56,10 +56,12 @@ class LineStyle(NamedTuple):
 def looks(names: Iterable[str], style: Style) -> dict[str, LineStyle]:
     """A colour for each name; dashes change after every three, so that eighteen lines differ."""
     colours = style.theme.accents
-    return {
-        name: LineStyle(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)])
-        for place, name in enumerate(names)
-    }
+    look_of = {}
+    for number, name in enumerate(names):
+        # Half of the colours per dash: each of the 18 pairs of colour and dash occurs once.
+        dash = DASHES[number // 3 % len(DASHES)]
+        look_of[name] = LineStyle(colours[number % len(colours)], dash)
+    return look_of
 
 
 def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
@@ -68,25 +70,30 @@ def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
     return dict(zip(names, short_names(names, letters), strict=True))
 
 
-def parts_of(estimates: Iterable[Part]) -> np.ndarray:
-    """Value, low and high of each estimate, one row each; NaN where missing."""
-    return np.array(list(map(_parts, estimates)), dtype=np.float64).reshape(-1, 3)
+def estimate_array(estimates: Iterable[MaybeEstimate]) -> np.ndarray:
+    """Value, low and high of each estimate, [N, 3]; NaN where missing."""
+    numbers: list[tuple[float | None, ...]] = []
+    for estimate in estimates:
+        if estimate is None:
+            numbers.append((None, None, None))
+        else:
+            numbers.append((estimate.value, estimate.low, estimate.high))
+    # Without an estimate there is no row from which numpy could see the three columns.
+    return np.array(numbers, dtype=np.float64).reshape(-1, 3)
 
 
-def _parts(estimate: Part) -> tuple[float | None, ...]:
-    return (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
+def values_of(estimates: Iterable[MaybeEstimate]) -> np.ndarray:
+    """The value of each estimate, [N]; NaN where missing."""
+    return estimate_array(estimates)[:, 0]
 
 
-def values_of(estimates: Iterable[Part]) -> np.ndarray:
-    return parts_of(estimates)[:, 0]
-
-
-def any_above_0(estimates: Iterable[Part]) -> bool:
+def any_above_0(estimates: Iterable[MaybeEstimate]) -> bool:
+    """Whether there is something to draw on a logarithmic axis."""
     return bool((values_of(estimates) > 0).any())
 
 
 def middle_of_steps(rows: Iterable[Steps]) -> np.ndarray:
-    """The place of each row of `by_step` on an axis of steps."""
+    """The middle of the steps of each row, where an axis of steps shows it."""
     return np.array([(row.first + row.last) / 2 for row in rows])
 
 
@@ -98,7 +105,7 @@ def margin_of(low: float, high: float, share: float, least: float) -> float:
 def draw_line(
     axes: Panel,
     x_B: np.ndarray,
-    estimates: Sequence[Part],
+    estimates: Sequence[MaybeEstimate],
     color: str,
     *,
     band: float = 0.17,
@@ -107,7 +114,7 @@ def draw_line(
     """A line through the values, in a band of opacity `band` for the interval; missing values
     leave a gap.
     """
-    value_B, low_B, high_B = parts_of(estimates).T
+    value_B, low_B, high_B = estimate_array(estimates).T
     if not np.isfinite(value_B).any():
         return
     if band and np.isfinite(high_B).any():
@@ -121,11 +128,12 @@ def draw_bars(
     """Draw a line through means, with bars for intervals; returns value, low and high of each,
     [B, 3].
     """
-    part_B3 = parts_of(means)
-    part_B3 = np.where(np.isnan(part_B3), part_B3[:, :1], part_B3)
-    reach_2B = np.abs(part_B3[:, 1:] - part_B3[:, :1]).T
-    axes.errorbar(x_B, part_B3[:, 0], yerr=reach_2B, color=colour, marker="o", **line)
-    return part_B3
+    estimate_B3 = estimate_array(means)
+    # Without an interval both ends are at the value, and the bar has no length.
+    estimate_B3 = np.where(np.isnan(estimate_B3), estimate_B3[:, :1], estimate_B3)
+    reach_2B = np.abs(estimate_B3[:, 1:] - estimate_B3[:, :1]).T
+    axes.errorbar(x_B, estimate_B3[:, 0], yerr=reach_2B, color=colour, marker="o", **line)
+    return estimate_B3
 
 
 def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along: str) -> None:
@@ -134,9 +142,9 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     """
     (axes,) = figure.panels(1, height=(240, 190))
     x_B, means = zip(*points, strict=True)
-    part_B3 = draw_bars(axes, x_B, means, axes.theme.blue, markersize=4.5, elinewidth=1)
-    low = min(1 - _LEVEL, float(part_B3[:, 1].min()))
-    high = max(1 + _LEVEL, float(part_B3[:, 2].max()))
+    estimate_B3 = draw_bars(axes, x_B, means, axes.theme.blue, markersize=4.5, elinewidth=1)
+    low = min(1 - _LEVEL, float(estimate_B3[:, 1].min()))
+    high = max(1 + _LEVEL, float(estimate_B3[:, 2].max()))
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     axes.axhline(1, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.set_xlabel(along)
@@ -144,18 +152,18 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     axes.headline(title, "|Δlog p|, 1 = typical")
 
 
-def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
+def trim_unmeasured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
     """The rows of each trace, up to the last one with a value."""
-    rows_with_values = {}
+    trimmed_of = {}
     for trace, rows in rows_of.items():
-        value_B = _parts_of_rows(rows, key)[:, 0]
+        value_B = _estimates_of_rows(rows, key)[:, 0]
         last = max(np.flatnonzero(np.isfinite(value_B)), default=-1)
-        rows_with_values[trace] = rows[: last + 1]
-    return rows_with_values
+        trimmed_of[trace] = rows[: last + 1]
+    return trimmed_of
 
 
-def _parts_of_rows(rows: Rows, key: str) -> np.ndarray:
-    return parts_of(map(attrgetter(key), rows))
+def _estimates_of_rows(rows: Rows, key: str) -> np.ndarray:
+    return estimate_array(map(attrgetter(key), rows))
 
 
 def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
@@ -168,7 +176,7 @@ def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
         if not rows:
             continue
         edges = np.arange(len(rows) + 1)
-        value_B, low_B, high_B = _parts_of_rows(rows, key).T
+        value_B, low_B, high_B = _estimates_of_rows(rows, key).T
         line = look.of_line | {"linewidth": 1.8, "label": labels[trace]}
         axes.stairs(value_B, edges, baseline=None, **line)
         band: dict[str, Any] = {"color": look.colour, "alpha": 0.2, "linewidth": 0}
@@ -180,20 +188,24 @@ def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: st
     """Give all panels one scale: from 0, or logarithmic if one of the traces would be flat on
     it.
     """
-    above_0 = []
+    smallest, largest = [], []
     for rows in rows_of.values():
-        value_B = _parts_of_rows(rows, key)[:, 0]
-        if (value_B > 0).any():
-            above_0.append(value_B[value_B > 0])
-    largest = list(map(np.max, above_0))
-    far_apart = len(largest) > 1 and max(largest) >= _FAR_APART * min(largest)
+        value_B = _estimates_of_rows(rows, key)[:, 0]
+        above_0 = value_B[value_B > 0]
+        if len(above_0):
+            smallest.append(above_0.min())
+            largest.append(above_0.max())
+    # The data limits include the bands; those of a panel without a step are infinite.
     top = max(float(axes.dataLim.y1) for axes in panels if axes.patches)
-    for axes in panels:
-        if far_apart:
-            axes.set_ylim(min(map(np.min, above_0)) / 2, 1.5 * top)
+    if len(largest) > 1 and max(largest) >= _FAR_APART * min(largest):
+        for axes in panels:
+            axes.set_ylim(min(smallest) / 2, 1.5 * top)
             axes.logarithmic("y")
-        else:
-            axes.set_ylim(0, 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0)
+        return
+    # One wide band would flatten every line, so it is cut; all values 0 still need an axis.
+    highest = 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0
+    for axes in panels:
+        axes.set_ylim(0, highest)
 
 
 def thin(count: int) -> slice:
@@ -212,9 +224,10 @@ def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str, **lo
 
 def reach_of(*shares: np.ndarray) -> float:
     """The share with the full colour: 1, 2 or 5 times a power of ten that none exceeds."""
-    highest = float(np.clip(max(np.nanmax(share, initial=0) for share in shares), 1e-4, 1))
-    round_N = 10.0 ** floor(log10(highest)) * np.array([1, 2, 5, 10])
-    return float(round_N[round_N >= highest][0])
+    largest = max(np.nanmax(share, initial=0) for share in shares)
+    largest = float(np.clip(largest, 1e-4, 1))
+    round_N = 10.0 ** floor(log10(largest)) * np.array([1, 2, 5, 10])
+    return float(round_N[round_N >= largest][0])
 
 
 def percent(share: float) -> str:
@@ -224,14 +237,19 @@ def percent(share: float) -> str:
         return "0"
     if value < 0.01:
         return "<.01"
-    decimals = 2 if value < 0.995 else 1 if value < 9.95 else 0
-    return f"{value:.{decimals}f}"
+    # One decimal less from where rounding reaches 1.00, and again from where it reaches 10.0.
+    if value < 0.995:
+        return f"{value:.2f}"
+    if value < 9.95:
+        return f"{value:.1f}"
+    return f"{value:.0f}"
 
 
 def names_beside(names: Sequence[str], style: Style) -> tuple[list[str], float]:
     """Names of rows, shortened to a quarter of the figure, and the pixels at its left for them."""
     short = short_names(names, letters_in(style.pick(280, 150), style.small))
-    return short, 20 + max(width_of(name, style.small) for name in short)
+    longest = max(short, key=len)
+    return short, 20 + width_of(longest, style.small)
 
 
 class OpacityScale(NamedTuple):
@@ -244,8 +262,14 @@ class OpacityScale(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What the darkest colour is."""
+        """The share that has the darkest colour, for the reader of a heat map."""
         return f"darkest: {100 * self.reach:g} %"
+
+
+def heat_height(rows: int) -> tuple[int, int]:
+    """The height of a heat map with so many rows in pixels, wide and narrow."""
+    wide, narrow = _HEAT_ROW
+    return rows * wide, rows * narrow
 
 
 def draw_heat(axes: Panel, share_RC: np.ndarray, scale: OpacityScale, names: Sequence[str]) -> None:
@@ -280,10 +304,12 @@ def _write_shares(axes: Panel, share_RC: np.ndarray) -> None:
             axes.text(column + 0.5, row, percent(share), color=ink, **look)
 
 
-def left_out(silent: int, duplicates: int = 0) -> str:
+def left_out_note(silent: int, duplicates: int = 0) -> str:
     """How many algorithms a figure does not draw, because they block nothing or the same as
     another.
     """
     if duplicates:
         return f"{silent + duplicates} left out"
-    return f"{silent} block{'s' * (silent == 1)} nothing" if silent else ""
+    if silent == 1:
+        return "1 blocks nothing"
+    return f"{silent} block nothing" if silent else ""

@@ -7,8 +7,8 @@ from __future__ import annotations
 import io
 import textwrap
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from math import ceil, floor, log10
 from typing import Any
 
@@ -36,6 +36,7 @@ _PROBABILITIES = {
     0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
 }  # fmt: skip
 _CROWDED = (1e-4, 0.01, 0.999)  # a narrow axis has no room for their labels
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FEW_POWERS = 2  # of ten, on a stretched axis
 _MOST_IN_FULL = 1e5  # larger tick labels have an exponent
 
@@ -45,7 +46,8 @@ class Sheet(Figure):
 
     def __init__(self, style: Style) -> None:
         super().__init__()
-        self.style, self.theme = style, style.theme
+        self.style = style
+        self.theme = style.theme
         self._subject_lines = style.pick(1, 2)
         self._subject = _SUBJECT + _SUBJECT_LINE * (self._subject_lines - 1)
 
@@ -87,17 +89,23 @@ class Sheet(Figure):
         occupied places, row by row, if all columns fit; the others stay empty.
         """
         fitting = self.style.pick(columns, int(self.style.width // _NARROWEST))
-        places = cells if cells and fitting >= columns else range(count)
-        columns = max(1, min(columns, fitting, max(places) + 1))
-        high, left = self.style.pick(*height), left + _LABEL * self.style.labelled
-        row, cell = TOP + legend + high + between, (self.style.width - names) / columns
-        whole = row * (max(places) // columns + 1) - between + BOTTOM + below + self._subject
-        self.set_size_inches(self.style.width * CSS_PX, whole * CSS_PX)
+        # Empty places would be holes in a figure with fewer columns: there, panels follow closely.
+        occupied = cells if cells and fitting >= columns else range(count)
+        columns = max(1, min(columns, fitting, max(occupied) + 1))
+        high = self.style.pick(*height)
+        if self.style.labelled:
+            left += _LABEL
+        row_height = TOP + legend + high + between
+        cell_width = (self.style.width - names) / columns
+        rows = max(occupied) // columns + 1
+        figure_height = row_height * rows - between + BOTTOM + below + self._subject
+        self.set_size_inches(self.style.width * CSS_PX, figure_height * CSS_PX)
         panels = []
-        for place in places:
-            x = names + place % columns * cell + left
-            y = whole - place // columns * row - TOP - legend - high
-            panel = self._add_panel(x, y, cell - left - right, high)
+        for cell in occupied:
+            row, column = divmod(cell, columns)
+            x = names + column * cell_width + left
+            y = figure_height - row * row_height - TOP - legend - high
+            panel = self._add_panel(x, y, cell_width - left - right, high)
             panel.set_room(names + left, legend)
             panels.append(panel)
         return panels
@@ -135,12 +143,11 @@ class Sheet(Figure):
         """A legend below all panels, for names too long to fit above one."""
         room = self.style.width / columns - 62
         names = short_names(list(look_of), letters_in(room, rcParams["legend.fontsize"]))
-        handles = [
-            Line2D([], [], label=name, **look)
-            for name, look in zip(names, look_of.values(), strict=True)
-        ]
-        place = self._share_of(self._margin, self._subject)
-        self.legend(handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=place)
+        handles = []
+        for name, look in zip(names, look_of.values(), strict=True):
+            handles.append(Line2D([], [], label=name, **look))
+        corner = self._share_of(self._margin, self._subject)
+        self.legend(handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=corner)
 
     @property
     def _margin(self) -> int:
@@ -165,15 +172,18 @@ def legend_below_height(entries: int, columns: int) -> int:
 
 def legend_height(names: Sequence[str], columns: int = NAMES) -> int:
     """Pixels for a legend above a panel; a single line needs none."""
-    return legend_below_height(len(names), columns) if len(names) > 1 else 0
+    if len(names) <= 1:
+        return 0
+    return legend_below_height(len(names), columns)
 
 
 class Panel(Axes):
     """Axes in a sheet, with plain tick labels."""
 
-    def __init__(self, figure: Sheet, *place: Any, **settings: Any) -> None:
-        super().__init__(figure, *place, **settings)
-        self.style, self.theme = figure.style, figure.theme
+    def __init__(self, figure: Sheet, *position: Any, **settings: Any) -> None:
+        super().__init__(figure, *position, **settings)
+        self.style = figure.style
+        self.theme = figure.theme
         self.room, self.high = 0.0, 0.0  # pixels
         self.factor = 1.0  # from values to the labels of the vertical axis
         self.whole = False  # the horizontal axis has whole steps only
@@ -189,7 +199,8 @@ class Panel(Axes):
 
     def indent(self, pixels: float) -> None:
         """Narrow the panel by pixels at its left, for the names of its rows."""
-        box, share = self.get_position(), pixels / self.style.width
+        box = self.get_position()
+        share = pixels / self.style.width
         self.set_position((box.x0 + share, box.y0, box.width - share, box.height))
         self.room -= pixels
         self.set_room(self._left + pixels, self._legend)
@@ -211,9 +222,11 @@ class Panel(Axes):
             self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
         look: dict[str, Any] = {"fontsize": self.style.small, "fontweight": "normal"}
         self.set_title(note, loc="right", pad=pad, color=self.theme.muted, **look)
-        if self._legend and self.get_legend_handles_labels()[0]:
-            place = self.flush, 1.0
-            self.legend(loc="lower left", bbox_to_anchor=place, **{"ncols": NAMES} | legend)
+        # matplotlib warns of a legend without a named line.
+        has_names = bool(self.get_legend_handles_labels()[0])
+        if self._legend and has_names:
+            corner = self.flush, 1.0
+            self.legend(loc="lower left", bbox_to_anchor=corner, **{"ncols": NAMES} | legend)
 
     @property
     def title_letters(self) -> int:
@@ -241,7 +254,8 @@ class Panel(Axes):
         getattr(self, f"set_{which}scale")("log")
         axis = getattr(self, f"{which}axis")
         low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=7))
+        digits = (1, 2, 5) if high / low < 100 else (1,)
+        axis.set_major_locator(LogLocator(subs=digits, numticks=7))
         axis.set_major_formatter(power_label)
         axis.set_minor_locator(NullLocator())
 
@@ -258,14 +272,17 @@ class Panel(Axes):
     def spread_probability(self, lowest: float, which: str = "x") -> None:
         """Stretch axes of probabilities (`x` or `xy`) from `lowest` on towards 0 and 1."""
         crowded = self.style.pick((), _CROWDED)
-        labels = {tick: label for tick, label in _PROBABILITIES.items() if tick >= lowest}
-        for name in which:
-            left_out = crowded if name == "x" else ()
-            ticks = [tick for tick in labels if tick == lowest or tick not in left_out]
-            self.set(**{f"{name}scale": "logit", f"{name}lim": (lowest, HIGHEST)})
-            names = [labels[tick] for tick in ticks]
-            self.set(**{f"{name}ticks": ticks, f"{name}ticklabels": names})
-            getattr(self, f"{name}axis").set_minor_locator(NullLocator())
+        for axis in which:
+            omitted = crowded if axis == "x" else ()
+            label_of = {}
+            for tick, label in _PROBABILITIES.items():
+                # The lower end keeps its label, or a reader could not tell where the axis begins.
+                if tick == lowest or (tick > lowest and tick not in omitted):
+                    label_of[tick] = label
+            self.set(**{f"{axis}scale": "logit", f"{axis}lim": (lowest, HIGHEST)})
+            ticks, names = list(label_of), list(label_of.values())
+            self.set(**{f"{axis}ticks": ticks, f"{axis}ticklabels": names})
+            getattr(self, f"{axis}axis").set_minor_locator(NullLocator())
 
     def whole_steps(self, ticks: int = 8) -> None:
         """An axis of training steps: whole numbers only."""
@@ -279,10 +296,10 @@ class Panel(Axes):
         `every`.
         """
         every = self.style.pick(1, every)
+        first = len(edges) % every
         labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
-        places = range(len(edges) % every, len(edges), every)
         self.set_xlim(0, len(edges) - 1)
-        self.set_xticks(places, [labels[place] for place in places])
+        self.set_xticks(range(first, len(edges), every), labels[first::every])
 
     def name_rows(self, names: Sequence[str]) -> None:
         """A named row for each unit of the vertical axis, the first on top."""
@@ -296,13 +313,15 @@ class Panel(Axes):
         return np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in self.lines])
 
     def name_threshold(self, name: str, place: float, row: int = 0, side: str = "right") -> None:
-        """The name of a threshold on the horizontal axis, at its `side` and below the top."""
-        offset = 3 if side == "right" else -3, -2 - 11 * row
-        align = "left" if side == "right" else "right"
+        """Write the name of a threshold at its `side`, `row` lines below the top of the panel.
+
+        Its coordinates, data and axes fraction, are how `words.py` recognises a threshold.
+        """
+        align, beside = ("left", 3) if side == "right" else ("right", -3)
         self.annotate_beside(
             name,
             (place, 1),
-            offset,
+            (beside, -2 - 11 * row),
             xycoords=("data", "axes fraction"),
             color=self.theme.muted,
             ha=align,
@@ -323,7 +342,8 @@ def _stretched_ticks(linear: float, low: float, high: float) -> list[float]:
     """0, and sizes beyond the linear part: powers of ten, if they are few also three times
     those.
     """
-    first, last = floor(log10(linear)), floor(log10(max(-low, high)))
+    first = floor(log10(linear))
+    last = floor(log10(max(-low, high)))
     digits = (1, 3) if last - first <= _FEW_POWERS else (1,)
     size_N = np.outer(10.0 ** np.arange(first, last + 1), digits).ravel()
     beyond_N = size_N[size_N >= linear]
@@ -340,7 +360,7 @@ def lowest_of(log_mu_N: np.ndarray) -> float:
 
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
-    # A ratio very close to 1: only its distance from 1 fits beside the panel
+    # A ratio very close to 1: only its distance from 1 fits beside the panel.
     if 0 < abs(value - 1) < 5e-4:
         text = f"{value - 1:+.2g}"
     elif abs(value) >= _MOST_IN_FULL:
@@ -354,8 +374,9 @@ def power_label(value: float, _position: float = 0) -> str:
     """A tick on a logarithmic axis: 0.01 and 10 in full, smaller and larger ones as 10⁻⁵."""
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.4g}".replace("-", "−")
-    sign, exponent = "−" if value < 0 else "", round(log10(abs(value)))
-    return f"{sign}10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    sign = "−" if value < 0 else ""
+    exponent = str(round(log10(abs(value))))
+    return f"{sign}10" + exponent.translate(_RAISED)
 
 
 def width_of(text: str, points: float) -> float:
@@ -364,7 +385,7 @@ def width_of(text: str, points: float) -> float:
 
 
 def letters_in(room: float, points: float) -> int:
-    """About how many letters fit into so many CSS pixels."""
+    """About how many letters fit into so many CSS pixels, at least 4."""
     return max(4, int(room / width_of("m", points)))
 
 
@@ -374,16 +395,28 @@ def short_names(names: Sequence[str], letters: int) -> list[str]:
     Names that would then look alike also lose the end that they share, so that their parameters
     tell them apart.
     """
+    # An escaped $ is two characters for one letter: it is escaped again after the shortening.
     drawable = [for_mathtext(name).replace(r"\$", "$") for name in names]
     short = [_without_middle(name, letters) for name in drawable]
-    for text in {text for text in short if short.count(text) > 1}:
+    for text, count in Counter(short).items():
+        if count == 1:
+            continue
         alike = [place for place, other in enumerate(short) if other == text]
-        endings = zip(*(reversed(drawable[place]) for place in alike), strict=False)
-        shared = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, endings))
+        shared = _shared_ending([drawable[place] for place in alike])
         for place in alike:
             name = drawable[place]
             short[place] = _without_middle(name[: len(name) - shared] + "…", letters)
     return [text.replace("$", r"\$") for text in short]
+
+
+def _shared_ending(names: Sequence[str]) -> int:
+    """How many letters at the end all names share."""
+    shared = 0
+    for letters in zip(*map(reversed, names), strict=False):
+        if len(set(letters)) > 1:
+            break
+        shared += 1
+    return shared
 
 
 def _without_middle(name: str, letters: int) -> str:

@@ -38,48 +38,62 @@ class DrawnSeries(NamedTuple):
 
 
 T = TypeVar("T")
-Words = Callable[[Panel, DrawnSeries], str]
+Describe = Callable[[Panel, DrawnSeries], str]
 
 
 def in_words(figure: Figure) -> str:
     """A few short sentences of at most `MOST` characters: kinds, axes, and the values of each
     panel, in as much detail as there is room for.
     """
-    parts_of: dict[Any, list[Panel]] = {}  # a second axis belongs to its panel
+    # A second vertical axis is a panel of its own, at the position of the first.
+    panels_at: dict[Any, list[Panel]] = {}
     for axes in figure.axes:
         if isinstance(axes, Panel):
-            parts_of.setdefault(axes.get_position().bounds, []).append(axes)
-    panels, text = list(parts_of.values()), ""
+            panels_at.setdefault(axes.get_position().bounds, []).append(axes)
+    panels = list(panels_at.values())
+    text = ""
     for shown in range(len(panels), 0, -1):
-        for words in (partial(_course, extremes=True), _course, None):
-            text = " ".join(" ".join(_sentences(panels, shown, words)).split())
+        for describe in (partial(_describe_course, extremes=True), _describe_course, None):
+            text = " ".join(_sentences(panels, shown, describe))
+            text = " ".join(text.split())
             if len(text) <= _AIM:
                 return text
     return shorten(text, MOST, placeholder="…")
 
 
-def _sentences(panels: Sequence[list[Panel]], shown: int, words: Words | None) -> Iterator[str]:
-    """All panels in one sentence, then `shown` of them; without `words` for a line, a range for
-    all lines.
+def _sentences(
+    panels: Sequence[list[Panel]], shown: int, describe: Describe | None
+) -> Iterator[str]:
+    """One sentence on all panels, then one for each of the first `shown`; without `describe`, a
+    panel has the range of all its lines.
     """
-    firsts = [parts[0] for parts in panels]
+    firsts = [stack[0] for stack in panels]
     labels = {axes.get_xlabel() for axes in firsts}
-    yield _kinds_of(firsts)
+    yield _kinds_of_figure(firsts)
     if len(labels) == 1 and labels != {""}:
-        yield f"Horizontal: {_axis(firsts)}."
-    for parts in panels[:shown]:
-        axes, content = parts[0], _content(parts, words)
+        yield f"Horizontal: {_describe_axis(firsts)}."
+    for stack in panels[:shown]:
+        content = "; ".join(_contents(stack, describe)) or _NOTHING
         if len(panels) > 1:
-            yield f"{_title(axes, with_horizontal=len(labels) > 1)}: {content}."
-            continue
-        vertical = "" if axes.images or _has_names(axes.yaxis) else "Vertical: "
-        begin = content.replace("from", "From", 1) if content.startswith("from ") else content
-        yield f"{vertical}{_title(axes)}. {begin}."
-    if left := len(panels) - shown:
-        yield f"And {numbers.things(left, 'more panel')}."
+            yield f"{_title(stack[0], with_horizontal=len(labels) > 1)}: {content}."
+        else:
+            yield _describe_only_panel(stack[0], content)
+    remaining = len(panels) - shown
+    if remaining:
+        yield f"And {numbers.things(remaining, 'more panel')}."
 
 
-def _kinds_of(panels: Sequence[Panel]) -> str:
+def _describe_only_panel(axes: Panel, content: str) -> str:
+    """The panel of a figure that has one: its title and its content as two sentences."""
+    # A title names the vertical axis, but not that of a heat map or of named rows.
+    names_axis = not axes.images and not _has_named_ticks(axes.yaxis)
+    title = f"Vertical: {_title(axes)}" if names_axis else _title(axes)
+    if content.startswith("from "):
+        content = content.replace("from", "From", 1)
+    return f"{title}. {content}."
+
+
+def _kinds_of_figure(panels: Sequence[Panel]) -> str:
     kinds = dict.fromkeys(chain.from_iterable(map(_kinds, panels))) or [_NOTHING]
     if len(panels) > 1:
         return f"{numbers.things(len(panels), 'panel')}: {' and '.join(kinds)}."
@@ -87,29 +101,31 @@ def _kinds_of(panels: Sequence[Panel]) -> str:
 
 
 def _kinds(axes: Panel) -> Iterator[str]:
-    lines = _data_lines(axes)
-    apart = all(np.size(line.get_xdata()) == 1 for line in lines) or _has_names(axes.yaxis)
     if axes.images:
         yield "heat map"
         return
-    if _dots(axes) or (lines and apart):
+    lines = _data_lines(axes)
+    # matplotlib draws dots as lines, too: of one point each, or without a line between rows.
+    are_dots = all(np.size(line.get_xdata()) == 1 for line in lines) or _has_named_ticks(axes.yaxis)
+    if _dots(axes) or (lines and are_dots):
         yield "points"
     if _bars(axes):
         yield "bars"
     if _outlines(axes):
         yield "steps"
-    if lines and not apart:
+    if lines and not are_dots:
         yield "lines"
 
 
 def _data_lines(axes: Panel) -> list[Line2D]:
     """Lines through values; others mark a place along one of the axes."""
-    return [
-        line
-        for line in axes.lines
-        if np.size(line.get_xdata())
-        and all(line.get_transform().contains_branch_seperately(axes.transData))
-    ]
+    lines = []
+    for line in axes.lines:
+        # A line from `axhline` has data on one axis and a share of the panel on the other.
+        in_data = all(line.get_transform().contains_branch_seperately(axes.transData))
+        if in_data and np.size(line.get_xdata()):
+            lines.append(line)
+    return lines
 
 
 def _outlines(axes: Panel) -> list[StepPatch]:
@@ -124,11 +140,11 @@ def _bars(axes: Panel) -> list[BarContainer]:
 def _dots(axes: Panel) -> list[np.ndarray]:
     """x and y of the points of each scatter within the panel, [N, 2]."""
     scatters = _of_kind(axes.collections, PathCollection)
-    return [_inside(axes, np.ma.filled(each.get_offsets(), np.nan)) for each in scatters]
+    return [_inside(axes, np.ma.filled(scatter.get_offsets(), np.nan)) for scatter in scatters]
 
 
 def _of_kind(artists: Iterable[Any], kind: type[T]) -> list[T]:
-    return [each for each in artists if isinstance(each, kind)]
+    return [artist for artist in artists if isinstance(artist, kind)]
 
 
 def _inside(axes: Panel, point_N2: np.ndarray) -> np.ndarray:
@@ -143,13 +159,18 @@ def _series(axes: Panel) -> list[DrawnSeries]:
         points_of.setdefault(name, []).append(points)
     if len(points_of) > 1 or _dots(axes):
         points_of.pop("", None)
-    joined = [_joined(name, points, axes.factor) for name, points in points_of.items()]
-    return [series for series in joined if len(series.x_N)]
+    all_series = []
+    for name, arrays in points_of.items():
+        series = _join_points(name, arrays, axes.factor)
+        if len(series.x_N):
+            all_series.append(series)
+    return all_series
 
 
 def _line_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
-    means = _of_kind(axes.containers, ErrorbarContainer)
-    label_of = {each.lines[0]: each.get_label() for each in means}
+    # The label of an error bar belongs to its container; its line has one of matplotlib's own.
+    error_bars = _of_kind(axes.containers, ErrorbarContainer)
+    label_of = {bars.lines[0]: bars.get_label() for bars in error_bars}
     for line in _data_lines(axes):
         name = _name(label_of.get(line, line.get_label()))
         if name or (line.get_alpha() or 1) >= _FAINT:
@@ -159,7 +180,8 @@ def _line_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
 def _step_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
     for step in _outlines(axes):
         value_B, edge_B, _ = step.get_data()
-        yield _name(step.get_label()), np.column_stack([(edge_B[:-1] + edge_B[1:]) / 2, value_B])
+        middle_B = (edge_B[:-1] + edge_B[1:]) / 2
+        yield _name(step.get_label()), np.column_stack([middle_B, value_B])
 
 
 def _bar_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
@@ -173,10 +195,12 @@ def _name(label: object) -> str:
     underscore, too.
     """
     text = "" if label is None else str(label)
-    return "" if text.startswith(_OWN_LABELS) else text.removeprefix("_")
+    if text.startswith(_OWN_LABELS):
+        return ""
+    return text.removeprefix("_")
 
 
-def _joined(name: str, points: Sequence[np.ndarray], factor: float) -> DrawnSeries:
+def _join_points(name: str, points: Sequence[np.ndarray], factor: float) -> DrawnSeries:
     point_N2 = np.concatenate(points)
     point_N2 = point_N2[np.isfinite(point_N2).all(axis=1)]
     x_N, y_N = point_N2[np.argsort(point_N2[:, 0], kind="stable")].T
@@ -185,63 +209,65 @@ def _joined(name: str, points: Sequence[np.ndarray], factor: float) -> DrawnSeri
 
 def _title(axes: Panel, *, with_horizontal: bool = False) -> str:
     """The title, which names the vertical axis, what is written below it, and the scale."""
+    settings = map(Annotation.get_text, _names_at(axes, _SETTING))
+    title = ", ".join([axes.get_title("left"), *settings])
     notes = [_SCALES.get(axes.get_yscale(), "")]
     if with_horizontal:
-        notes.append(f"horizontal: {_axis([axes])}")
-    below = map(Annotation.get_text, _names_at(axes, _SETTING))
-    title, noted = ", ".join([axes.get_title("left"), *below]), "; ".join(filter(None, notes))
-    return f"{title} ({noted})" if noted else title
+        notes.append(f"horizontal: {_describe_axis([axes])}")
+    note = "; ".join(filter(None, notes))
+    return f"{title} ({note})" if note else title
 
 
-def _axis(panels: Sequence[Panel]) -> str:
+def _describe_axis(panels: Sequence[Panel]) -> str:
     """The label of the horizontal axis, its range in the data, and its scale."""
-    axes, x_N = panels[0], np.concatenate(list(map(_horizontal, panels)))
+    axes = panels[0]
+    x_N = np.concatenate(list(map(_drawn_x, panels)))
     if not len(x_N):
         return axes.get_xlabel()
-    if axes.whole and (x_N == np.round(x_N)).any():
-        x_N = x_N[x_N == np.round(x_N)]  # marks may be beside their step
-    ends = dict.fromkeys(_place(axes.xaxis, end) for end in (x_N.min(), x_N.max()))
-    between = " to ".join(ends)
-    parts = (
-        axes.get_xlabel(),
-        f"from {between}" if len(ends) > 1 else between,
-        _SCALES.get(axes.get_xscale(), ""),
-    )
-    return ", ".join(filter(None, parts))
+    # Marks of several algorithms are beside their step, so that none hides another.
+    whole_N = x_N[x_N == np.round(x_N)]
+    if axes.whole and len(whole_N):
+        x_N = whole_N
+    first, last = (_describe_place(axes.xaxis, end) for end in (x_N.min(), x_N.max()))
+    reach = first if first == last else f"from {first} to {last}"
+    scale = _SCALES.get(axes.get_xscale(), "")
+    return ", ".join(filter(None, (axes.get_xlabel(), reach, scale)))
 
 
-def _horizontal(axes: Panel) -> np.ndarray:
+def _drawn_x(axes: Panel) -> np.ndarray:
     """Every x that is drawn, or the ends of a heat map."""
     if axes.images:
         return np.array(axes.get_xlim())
-    drawn = [series.x_N for series in _series(axes)] + [dots[:, 0] for dots in _dots(axes)]
-    x_N = np.concatenate([np.empty(0), *drawn])  # a short trace leaves panels empty
+    # A short trace leaves panels empty, and numpy cannot concatenate an empty list.
+    drawn = [np.empty(0)]
+    drawn += [series.x_N for series in _series(axes)]
+    drawn += [dots[:, 0] for dots in _dots(axes)]
+    x_N = np.concatenate(drawn)
     return x_N[np.isfinite(x_N)]
 
 
-def _content(parts: Sequence[Panel], words: Words | None) -> str:
-    """What one panel shows, which may be nothing."""
-    return "; ".join(_contents(parts, words)) or _NOTHING
-
-
-def _contents(parts: Sequence[Panel], words: Words | None) -> Iterator[str]:
-    """What the axes of one panel show, and the thresholds that they name."""
-    axes = parts[0]
+def _contents(stack: Sequence[Panel], describe: Describe | None) -> Iterator[str]:
+    """What a panel and its second axis show, and the thresholds that they name; nothing where
+    both are empty.
+    """
+    axes = stack[0]
     if axes.images:
-        yield _largest(axes)
+        yield _describe_heat_map(axes)
         return
     for dots in _dots(axes):
-        yield _spread(axes.factor * dots[:, 1])
-    for series in map(_series, parts):
-        if words is None and len(series) > 1:
-            yield _range(series)
-        else:
-            yield from ((words or _course)(axes, each) for each in series)
-    if marks := list(map(_mark, _names_at(axes, _THRESHOLD))):
-        yield f"marked: {', '.join(marks)}"
+        yield _describe_dots(axes.factor * dots[:, 1])
+    for all_series in map(_series, stack):
+        if describe is None and len(all_series) > 1:
+            yield _describe_ends(all_series)
+            continue
+        for series in all_series:
+            yield (describe or _describe_course)(axes, series)
+    thresholds = list(map(_describe_threshold, _names_at(axes, _THRESHOLD)))
+    if thresholds:
+        yield f"marked: {', '.join(thresholds)}"
 
 
-def _largest(axes: Panel) -> str:
+def _describe_heat_map(axes: Panel) -> str:
     """The size of a heat map, and its largest cell."""
     share_RC: np.ndarray = np.ma.filled(np.ma.asarray(axes.images[0].get_array()), np.nan)
     rows, columns = share_RC.shape
@@ -249,85 +275,103 @@ def _largest(axes: Panel) -> str:
     if not np.isfinite(share_RC).any():
         return f"{size}, without a value"
     row, column = np.unravel_index(np.nanargmax(share_RC), share_RC.shape)
-    value, name = numbers.number(100 * float(share_RC[row, column])), _place(axes.yaxis, row)
-    return f"{size}, largest {value} for {name} at {_place(axes.xaxis, column + 0.5)}"
+    name = _describe_place(axes.yaxis, row)
+    value = numbers.number(100 * float(share_RC[row, column]))
+    return f"{size}, largest {value} for {name} at {_describe_place(axes.xaxis, column + 0.5)}"
 
 
-def _spread(y_N: np.ndarray) -> str:
+def _describe_dots(y_N: np.ndarray) -> str:
+    """How many dots there are, and between which values."""
     points = numbers.things(len(y_N), "point")
-    return f"{points}, from {_number(y_N.min())} to {_number(y_N.max())}" if len(y_N) else points
+    if not len(y_N):
+        return points
+    return f"{points}, from {_number(y_N.min())} to {_number(y_N.max())}"
 
 
-def _range(series: Sequence[DrawnSeries]) -> str:
+def _describe_ends(all_series: Sequence[DrawnSeries]) -> str:
     """Where many lines end: the lowest and the highest."""
-    ordered = sorted(series, key=lambda each: float(each.y_N[-1]))
-    low, high = (_number(each.y_N[-1]) for each in (ordered[0], ordered[-1]))
+    ordered = sorted(all_series, key=lambda series: float(series.y_N[-1]))
+    lowest, highest = ordered[0], ordered[-1]
+    low, high = _number(lowest.y_N[-1]), _number(highest.y_N[-1])
     if low == high:
-        return f"{len(series)} lines, all at {low} at the right"
-    ends = f"from {low} ({ordered[0].name}) to {high} ({ordered[-1].name})"
-    return f"{len(series)} lines, at the right {ends}"
+        return f"{len(ordered)} lines, all at {low} at the right"
+    ends = f"from {low} ({lowest.name}) to {high} ({highest.name})"
+    return f"{len(ordered)} lines, at the right {ends}"
 
 
-def _course(axes: Panel, series: DrawnSeries, *, extremes: bool = False) -> str:
+def _describe_course(axes: Panel, series: DrawnSeries, *, extremes: bool = False) -> str:
     """The first and last value of a line, and its extremes with their places if they are inside."""
     name = f"{series.name}: " if series.name else ""
-    if _has_names(axes.yaxis):
-        return name + _of_rows(axes, series)
+    if _has_named_ticks(axes.yaxis):
+        return name + _describe_rows(axes, series)
     values = list(map(_number, series.y_N))
+    first, last = values[0], values[-1]
     if len(values) == 1:
-        return f"{name}{values[0]} at {_place(axes.xaxis, series.x_N[0])}"
-    if len({*values}) == 1:
-        return f"{name}{values[0]} throughout"
-    text = f"{name}from {values[0]} to {values[-1]}"
-    for word, place in (("highest", series.y_N.argmax()), ("lowest", series.y_N.argmin())):
-        if extremes and values[place] not in (values[0], values[-1]):
-            text += f", {word} {values[place]} at {_place(axes.xaxis, series.x_N[place])}"
+        return f"{name}{first} at {_describe_place(axes.xaxis, series.x_N[0])}"
+    # Equal as printed: a reader is not told of differences that no digit shows.
+    if len(set(values)) == 1:
+        return f"{name}{first} throughout"
+    text = f"{name}from {first} to {last}"
+    for extreme, index in (("highest", series.y_N.argmax()), ("lowest", series.y_N.argmin())):
+        if extremes and values[index] not in (first, last):
+            text += (
+                f", {extreme} {values[index]} at {_describe_place(axes.xaxis, series.x_N[index])}"
+            )
     return text
 
 
-def _of_rows(axes: Panel, series: DrawnSeries) -> str:
+def _describe_rows(axes: Panel, series: DrawnSeries) -> str:
     """The extremes of values in named rows; several series are beside each other in a row."""
 
-    def at(place: int) -> str:
-        return f"{_number(series.x_N[place])} for {_place(axes.yaxis, np.round(series.y_N[place]))}"
+    def value_and_row(index: int) -> str:
+        row = _describe_place(axes.yaxis, np.round(series.y_N[index]))
+        return f"{_number(series.x_N[index])} for {row}"
 
-    return f"largest {at(int(series.x_N.argmax()))}, smallest {at(int(series.x_N.argmin()))}"
+    largest = value_and_row(int(series.x_N.argmax()))
+    smallest = value_and_row(int(series.x_N.argmin()))
+    return f"largest {largest}, smallest {smallest}"
 
 
 def _names_at(axes: Panel, coordinates: Any) -> list[Annotation]:
     return [text for text in _of_kind(axes.texts, Annotation) if text.xycoords == coordinates]
 
 
-def _mark(text: Annotation) -> str:
-    """A threshold, with its value if the name does not have it."""
-    word, place = text.get_text(), float(text.xy[0])
-    return word if f"{place:g}" in word else f"{word} at {numbers.number(place)}"
+def _describe_threshold(text: Annotation) -> str:
+    """The name of a threshold, with its value if the name does not have it."""
+    name = text.get_text()
+    value = float(text.xy[0])
+    if f"{value:g}" in name:
+        return name
+    return f"{name} at {numbers.number(value)}"
 
 
 def _number(value: Any) -> str:
     return numbers.number(float(value))
 
 
-def _names(axis: Any) -> list[tuple[float, str]]:
+def _named_ticks(axis: Any) -> list[tuple[float, str]]:
     """The ticks of an axis and their labels, if those are names, not numbers on a scale."""
     if axis.get_scale() != "linear" or not isinstance(axis.get_major_locator(), FixedLocator):
         return []
-    places = list(map(float, axis.get_majorticklocs()))
-    labels = axis.get_major_formatter().format_ticks(places)
-    named = list(zip(places, labels, strict=True))
-    return named if labels != list(map(plain_label, places)) else []
+    ticks = list(map(float, axis.get_majorticklocs()))
+    labels = axis.get_major_formatter().format_ticks(ticks)
+    if labels == list(map(plain_label, ticks)):
+        return []
+    return list(zip(ticks, labels, strict=True))
 
 
-def _has_names(axis: Any) -> bool:
-    return bool(_names(axis))
+def _has_named_ticks(axis: Any) -> bool:
+    return bool(_named_ticks(axis))
 
 
-def _place(axis: Any, place: Any) -> str:
+def _describe_place(axis: Any, place: Any) -> str:
     """A place on an axis: the name of its tick, the names around it, or a number."""
     value = float(place)
-    if names := _names(axis):
-        below = [name for tick, name in names if tick <= value + _CLOSE][-1:]
-        above = [name for tick, name in names if tick >= value - _CLOSE][:1]
+    ticks = _named_ticks(axis)
+    if ticks:
+        below = [name for tick, name in ticks if tick <= value + _CLOSE][-1:]
+        above = [name for tick, name in ticks if tick >= value - _CLOSE][:1]
+        # On a named tick, both are its name.
         return "–".join(dict.fromkeys(below + above))
     if value.is_integer():
         return numbers.count(int(value)).replace("-", "−")

@@ -32,11 +32,11 @@ def needs(data: CurationAnalysis) -> bool:
 
 def draw(figure: Sheet, data: CurationAnalysis) -> None:
     left, right = figure.panels(2, height=(300, 230), legend=LEGEND)
-    _draw_all(left, data)
-    _draw_kept(right, data)
+    _draw_histogram(left, data)
+    _draw_held_out(right, data)
 
 
-def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
+def _draw_histogram(axes: Panel, data: CurationAnalysis) -> None:
     count_B, edge_B = data.histogram
     look: dict[str, Any] = {"color": axes.theme.blue, "edgecolor": axes.theme.page}
     axes.bar(edge_B[:-1], count_B, np.diff(edge_B), align="edge", linewidth=0.6, **look)
@@ -48,16 +48,18 @@ def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
     axes.headline("Problems", note=f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
 
 
-def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
+def _draw_held_out(axes: Panel, data: CurationAnalysis) -> None:
     from mismatch_cli.studies.curation import mean_over_problems
 
     theme = axes.theme
     axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=DASHED, label="equal")
     axes.axhspan(*data.curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
-    dot_K2 = _apart(data)
+    dot_K2 = _jittered(data)
     draw_points(axes, dot_K2[:, 0], dot_K2[:, 1], theme.blue)
-    x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
-    means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
+    x_B, means = [], []
+    for _, _, pair_K2 in data.bins:
+        x_B.append(pair_K2[:, 0].mean())
+        means.append(mean_over_problems(pair_K2[:, 1]))
     draw_bars(axes, x_B, means, theme.orange, markersize=4, label="mean of each sixth")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -65,9 +67,10 @@ def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
     axes.headline("Held-out accuracy")
 
 
-def _apart(data: CurationAnalysis) -> np.ndarray:
+def _jittered(data: CurationAnalysis) -> np.ndarray:
     """Both accuracies of each kept problem, [K, 2], moved a little: many are equal."""
-    samples = data.curation.samples, data.curation.held_out_samples
+    sample_count_2 = np.array([data.curation.samples, data.curation.held_out_samples])
+    # A fixed seed: the same data gives the same picture.
     random = np.random.default_rng(0)
-    jitter_K2 = random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) / np.array(samples)
+    jitter_K2 = random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) / sample_count_2
     return np.clip(data.pairs_K2 + jitter_K2, 0, 1)

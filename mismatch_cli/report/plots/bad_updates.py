@@ -36,31 +36,41 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    bad, theme = data.result.bad_updates, figure.theme
+    bad = data.result.bad_updates
+    theme = figure.theme
     steps = bad.by_step if len(bad.by_step) >= _FEWEST_STEPS else ()
     rewards = [row.reward for row in steps]
     has_reward = bool(np.isfinite(values_of(rewards)).any())
     number = 1 + bool(steps) + has_reward
     panels = figure.panels(number, height=(250, 180), columns=3, legend=LEGEND)
     _draw_sweep(panels[0], data)
+    panels_of_shares = panels[:1]
     if steps:
-        shares, title = [row.over_negative for row in steps], f"Bad updates at δ = {bad.delta:g}"
-        _draw_steps(panels[1], steps, shares, theme.orange, f"{title} by step, %")
+        shares = [row.over_negative for row in steps]
+        title = f"Bad updates at δ = {bad.delta:g} by step, %"
+        _draw_steps(panels[1], steps, shares, theme.orange, title)
+        panels_of_shares = panels[:2]
     if has_reward:
         _draw_steps(panels[2], steps, rewards, theme.green, "Mean reward")
-    share_N = values_of([*_shares(bad.sweep), *_shares(steps)])
+    # Both panels have one axis: equal shares are at equal heights.
+    share_N = values_of(_shares(bad.sweep) + _shares(steps))
     lowest = max(share_N[share_N > 0].min() / 2, 1e-4)
-    for axes in panels[:2] if steps else panels[:1]:  # equal shares at equal heights
+    for axes in panels_of_shares:
         axes.in_percent()
         axes.stretch(lowest, (0, 3 * np.nanmax(share_N)))
 
 
 def _shares(rows: Sequence[BadUpdatesAtDelta] | Sequence[BadUpdatesOfStep]) -> list[Estimate]:
-    return [*(row.over_negative for row in rows), *(row.over_tokens for row in rows)]
+    """The shares of bad updates over both denominators."""
+    shares = []
+    for row in rows:
+        shares += [row.over_negative, row.over_tokens]
+    return shares
 
 
 def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
-    bad, theme = data.result.bad_updates, axes.theme
+    bad = data.result.bad_updates
+    theme = axes.theme
     delta_B = np.array([row.delta for row in bad.sweep])
     negative = "with A < 0" if data.result.has_advantages else "if A < 0"
     for estimates, label, colour in (

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
-    HEAT_ROW,
     OpacityScale,
     draw_heat,
-    left_out,
+    heat_height,
+    left_out_note,
     names_beside,
     reach_of,
     values_of,
@@ -46,21 +46,21 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    style, result = figure.style, data.result
-    masks = _masks(result, style)
-    rows = [mask.row for mask in masks]
+    style = figure.style
+    masks = _masks(data.result, style)
     names, beside = names_beside([mask.label for mask in masks], style)
-    height = len(masks) * HEAT_ROW[0], len(masks) * HEAT_ROW[1]
-    panels = figure.panels(len(SIGNS), height=height, names=beside, left=12)
+    panels = figure.panels(len(SIGNS), height=heat_height(len(masks)), names=beside, left=12)
+    rows = [mask.row for mask in masks]
     shares = {sign: _shares(rows, sign) for sign in SIGNS}
     scale = OpacityScale(style.theme.orange, reach_of(*shares.values()))
+    edges = [mu_bin.mu_low for mu_bin in rows[0].by_mu] + [1.0]
     for axes, (sign, share_RC) in zip(panels, shares.items(), strict=True):
         draw_heat(axes, share_RC, scale, names)
-        axes.label_bins([each.mu_low for each in rows[0].by_mu] + [1.0], every=4)
+        axes.label_bins(edges, every=4)
         axes.set_xlabel("rollout probability μ, bin edges")
-        note = scale.note if axes is panels[-1] else _left_out(result, masks)
-        axes.headline(f"{result.when(sign)}: blocked, %", note=note, is_axis=False)
-    # Beside each other, one column of names serves both
+        note = scale.note if axes is panels[-1] else _left_out_note(data.result, masks)
+        axes.headline(f"{data.result.when(sign)}: blocked, %", note=note, is_axis=False)
+    # Beside each other, one column of names serves both.
     panels[-1].tick_params(labelleft=style.pick(False, True))
 
 
@@ -71,16 +71,15 @@ def _masks(result: ClippingResult, style: Style) -> list[OneMask]:
     return result.distinct_masks(result.blocking, _MOST)
 
 
-def _left_out(result: ClippingResult, masks: Sequence[OneMask]) -> str:
+def _left_out_note(result: ClippingResult, masks: Sequence[OneMask]) -> str:
     drawn = sum(1 + len(mask.others) for mask in masks)
     silent = len(result.algorithms) - len(result.blocking)
-    return left_out(silent, len(result.blocking) - drawn)
+    return left_out_note(silent, len(result.blocking) - drawn)
 
 
 def _shares(rows: Sequence[AlgorithmRow], sign: str) -> np.ndarray:
-    """Algorithms × bins."""
-    return np.array([_shares_of(row, sign) for row in rows])
-
-
-def _shares_of(row: AlgorithmRow, sign: str) -> np.ndarray:
-    return values_of(each.blocked.of(sign) for each in row.by_mu)
+    """The blocked share by algorithm and bin of μ, [R, C]; NaN where a bin has no tokens."""
+    shares = []
+    for row in rows:
+        shares.append(values_of(mu_bin.blocked.of(sign) for mu_bin in row.by_mu))
+    return np.array(shares)

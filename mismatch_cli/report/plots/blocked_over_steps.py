@@ -36,21 +36,23 @@ CAPTION = (
 )
 
 
-class _ByStep(NamedTuple):
-    """What a panel shows by step: fields of `BlockedInSteps`."""
+class _StepQuantity(NamedTuple):
+    """What a panel shows by step: fields of `BlockedInSteps` about blocked tokens, and about those
+    that the first algorithm keeps, if it shows these.
+    """
 
     title: str
-    blocked: str
-    kept: str = ""
+    blocked_field: str
+    kept_field: str = ""
 
-    def estimates(self, rows: Sequence[BlockedInSteps]) -> list[Estimate]:
-        """Of blocked tokens."""
-        return list(map(attrgetter(self.blocked), rows))
+    def over_blocked(self, rows: Sequence[BlockedInSteps]) -> list[Estimate]:
+        """The quantity over the blocked tokens of each row."""
+        return list(map(attrgetter(self.blocked_field), rows))
 
 
-_SHARE = _ByStep("Blocked tokens, %", "blocked.all")
-_MU = _ByStep("Mean μ of blocked tokens", "mu_blocked", "mu_kept")
-_ENTROPY = _ByStep("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept")
+_SHARE = _StepQuantity("Blocked tokens, %", "blocked.all")
+_MU = _StepQuantity("Mean μ of blocked tokens", "mu_blocked", "mu_kept")
+_ENTROPY = _StepQuantity("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept")
 _KEPT = "kept by the first"
 _MOST, _BANDS = 6, 3  # algorithms, and those with a band
 _FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
@@ -58,62 +60,65 @@ _FEWEST_STEPS = 3
 
 
 def needs(data: ClippingPlotData) -> bool:
-    rows = [row for row in data.result.algorithms if len(row.by_step) >= _FEWEST_STEPS]
-    return any(_has(row, _SHARE) for row in rows)
+    rows = data.result.algorithms
+    return any(len(row.by_step) >= _FEWEST_STEPS and _has(row, _SHARE) for row in rows)
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     blocking = [row for row in data.result.algorithms if _has(row, _SHARE)]
     masks = data.result.distinct_masks(blocking, _MOST)
-    rows_of = {mask.label: mask.row for mask in masks}
-    lines = dict(zip(rows_of, _looks(figure.style), strict=False))
-    lines[_KEPT] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
-    quantities = [
-        each for each in (_SHARE, _MU, _ENTROPY) if any(_has(mask.row, each) for mask in masks)
-    ]
+    row_of = {mask.label: mask.row for mask in masks}
+    look_of = dict(zip(row_of, _looks(figure.style), strict=False))
+    look_of[_KEPT] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
+    quantities = []
+    for quantity in (_SHARE, _MU, _ENTROPY):
+        if any(_has(row, quantity) for row in row_of.values()):
+            quantities.append(quantity)
     columns = figure.style.pick(len(quantities), 1)
-    below = legend_below_height(len(lines), columns)
+    below = legend_below_height(len(look_of), columns)
     panels = figure.panels(len(quantities), height=(270, 190), columns=columns, below=below)
     for axes, quantity in zip(panels, quantities, strict=True):
-        _draw_quantity(axes, quantity, rows_of, lines)
+        _draw_quantity(axes, quantity, row_of, look_of)
         _scale(axes, quantity)
-    figure.legend_below(lines, columns)
+    figure.legend_below(look_of, columns)
 
 
-def _has(row: AlgorithmRow, quantity: _ByStep) -> bool:
-    return any_above_0(quantity.estimates(row.by_step))
+def _has(row: AlgorithmRow, quantity: _StepQuantity) -> bool:
+    return any_above_0(quantity.over_blocked(row.by_step))
 
 
 def _looks(style: Style) -> list[dict[str, Any]]:
     """The look of each line: three solid ones, then three dashed ones."""
-    colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
-    return [
-        {"color": colour, "linestyle": line, "marker": marker, "markersize": size}
-        for line, markers in (("-", "osD"), (DASHED, "v^P"))
-        for colour, marker in zip(colours, markers, strict=True)
-    ]
+    colours = (style.theme.blue, style.theme.orange, style.theme.green)
+    size = style.pick(4.5, 4)
+    looks = []
+    for dash, markers in (("-", "osD"), (DASHED, "v^P")):
+        for colour, marker in zip(colours, markers, strict=True):
+            look = {"color": colour, "linestyle": dash, "marker": marker, "markersize": size}
+            looks.append(look)
+    return looks
 
 
 def _draw_quantity(
     axes: Panel,
-    quantity: _ByStep,
-    rows_of: Mapping[str, AlgorithmRow],
-    lines: Mapping[str, dict[str, Any]],
+    quantity: _StepQuantity,
+    row_of: Mapping[str, AlgorithmRow],
+    look_of: Mapping[str, dict[str, Any]],
 ) -> None:
     """A line per algorithm, the first ones with bands; and one for the tokens that the first keeps."""
-    for place, (name, row) in enumerate(rows_of.items()):
-        look = lines[name] | {"band": 0.17 if place < _BANDS else 0.0, "label": name}
-        draw_line(axes, middle_of_steps(row.by_step), quantity.estimates(row.by_step), **look)
-    if quantity.kept:
-        steps = next(iter(rows_of.values())).by_step
-        kept = list(map(attrgetter(quantity.kept), steps))
-        draw_line(axes, middle_of_steps(steps), kept, label=_KEPT, **lines[_KEPT])
+    for number, (name, row) in enumerate(row_of.items()):
+        look = look_of[name] | {"band": 0.17 if number < _BANDS else 0.0, "label": name}
+        draw_line(axes, middle_of_steps(row.by_step), quantity.over_blocked(row.by_step), **look)
+    if quantity.kept_field:
+        steps = next(iter(row_of.values())).by_step
+        over_kept = list(map(attrgetter(quantity.kept_field), steps))
+        draw_line(axes, middle_of_steps(steps), over_kept, label=_KEPT, **look_of[_KEPT])
 
 
-def _scale(axes: Panel, quantity: _ByStep) -> None:
+def _scale(axes: Panel, quantity: _StepQuantity) -> None:
     """From 0; shares in percent, and nearly logarithmic if the algorithms are far apart."""
     values = axes.drawn_values()
-    # A step with a handful of blocked tokens has a band that would flatten the lines
+    # A step with a handful of blocked tokens has a band that would flatten the lines.
     axes.set_ylim(0, 1 if quantity is _MU else 1.25 * np.nanmax(values))
     axes.whole_steps()
     axes.headline(quantity.title)

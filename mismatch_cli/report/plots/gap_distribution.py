@@ -29,10 +29,10 @@ def needs(data: ComparisonPlotData) -> bool:
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     (axes,) = figure.panels(1, height=(320, 250), legend=legend_height(data.names, RUNS))
     labels = run_labels(data.names, figure.style)
-    for (name, look), (abs_d, share) in zip(
-        looks(data.names, figure.style).items(), data.exceedance, strict=True
-    ):
-        axes.plot(abs_d, share, label=labels[name], drawstyle="steps-pre", **look.of_line)
+    look_of = looks(data.names, figure.style)
+    for name, (abs_d, share) in zip(data.names, data.exceedance, strict=True):
+        line = look_of[name].of_line
+        axes.plot(abs_d, share, label=labels[name], drawstyle="steps-pre", **line)
     axes.margins(x=0.02)
     axes.logarithmic("x")
     axes.logarithmic("y")

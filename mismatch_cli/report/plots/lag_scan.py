@@ -27,17 +27,18 @@ _NOTHING = 1e-7  # nats: the smallest gap where both sides agree to the bit at e
 
 
 def needs(data: DiagnosisAnalysis) -> bool:
-    return any(np.isfinite(gap) for gap in data.lags.values())
+    return any(map(np.isfinite, data.lags.values()))
 
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
     (axes,) = figure.panels(1, height=(220, 180))
-    gaps = {lag: gap for lag, gap in data.lags.items() if np.isfinite(gap)}
-    floor = min([gap for gap in gaps.values() if gap > 0], default=_NOTHING) / _BELOW
-    highest = max(*gaps.values(), floor)
+    gap_of = {lag: gap for lag, gap in data.lags.items() if np.isfinite(gap)}
+    # A gap of 0 has no place on a logarithmic axis: its dot is at the lower end.
+    floor = min([gap for gap in gap_of.values() if gap > 0], default=_NOTHING) / _BELOW
+    highest = max(*gap_of.values(), floor)
     axes.set_ylim(floor, 2 * highest * (highest / floor) ** 0.15)
     axes.logarithmic("y")
-    for lag, gap in gaps.items():
+    for lag, gap in gap_of.items():
         _draw_gap(axes, lag, gap, floor)
     _label_lags(axes, list(data.lags))
     axes.headline("Mean |log π[t + lag] − log μ[t]|, nats", "Mean gap, nats")
@@ -45,7 +46,8 @@ def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
 
 def _draw_gap(axes: Panel, lag: int, gap: float, floor: float) -> None:
     """A dot on a stem, with its value."""
-    colour, height = axes.theme.blue if lag else axes.theme.orange, max(gap, floor)
+    colour = axes.theme.blue if lag else axes.theme.orange
+    height = max(gap, floor)
     axes.vlines(lag, floor, height, color=colour, linewidth=1.2, alpha=0.5)
     axes.plot(lag, height, "o", color=colour, markersize=7)
     axes.annotate_beside(plain_label(float(f"{gap:.2g}")), (lag, height), (0, 7), ha="center")

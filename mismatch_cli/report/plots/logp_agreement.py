@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,9 +34,9 @@ def needs(data: PlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
-    chosen = thin(len(data.logq_N))
-    logq_N, logp_N = (of[chosen].astype(np.float64) for of in (data.logq_N, data.logp_N))
-    d_N = logp_N - logq_N
+    every = thin(len(data.logq_N))
+    logq_N = data.logq_N[every].astype(np.float64)
+    d_N = data.logp_N[every].astype(np.float64) - logq_N
     (axes,) = figure.panels(1, height=(320, 270))
     _scale(axes, logq_N, d_N)
     draw_points(axes, logq_N, d_N, figure.theme.blue)
@@ -59,11 +59,14 @@ def _scale(axes: Panel, logq_N: np.ndarray, d_N: np.ndarray) -> None:
 
 def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
     """Lines for tokens whose own logit is off by ±s, which changes their odds by e^±s."""
-    theme, low = axes.theme, axes.get_xlim()[0]
-    log_mu = np.linspace(low, 0, 200)
+    theme = axes.theme
+    low = axes.get_xlim()[0]
+    log_mu_N = np.linspace(low, 0, 200)
+    line: dict[str, Any] = {"color": theme.orange, "linewidth": 1.1, "linestyle": (0, (3, 2))}
     for step in steps:
-        for signed in (step, -step):
-            d = signed - np.log1p(np.exp(log_mu) * np.expm1(signed))
-            axes.plot(log_mu, d, color=theme.orange, linewidth=1.1, linestyle=(0, (3, 2)), zorder=5)
-        words = f"rounded logits: s = 1/{round(1 / step)} nat"
-        axes.annotate_beside(words, (low, step), (4, 2), color=theme.ink, va="bottom", zorder=6)
+        for error in (step, -step):
+            # log1p and expm1: a step is so small that 1 + μ(e^s − 1) would round away its digits.
+            d_N = error - np.log1p(np.exp(log_mu_N) * np.expm1(error))
+            axes.plot(log_mu_N, d_N, zorder=5, **line)
+        name = f"rounded logits: s = 1/{round(1 / step)} nat"
+        axes.annotate_beside(name, (low, step), (4, 2), color=theme.ink, va="bottom", zorder=6)

@@ -4,6 +4,7 @@ paper, figure 1).
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,30 +48,29 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    count, left = 2 * len(data.compared), LEFT + _LABEL
-    panels = figure.panels(count, height=(400, 270), legend=LEGEND, left=left)
+    cells = list(product(SIGNS, data.compared))
+    panels = figure.panels(len(cells), height=(400, 270), legend=LEGEND, left=LEFT + _LABEL)
     lowest = lowest_of(data.logp_2N.ravel())
-    cells = [(sign, algorithm) for sign in SIGNS for algorithm in data.compared]
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
         axes.spread_probability(lowest, "xy")
         ends = [lowest, HIGHEST]
         axes.plot(ends, ends, color=axes.theme.muted, linewidth=0.8, zorder=3)
         _draw_tokens(axes, data, algorithm, sign)
         _draw_region(axes, data, algorithm, sign, lowest)
-        _write(axes, data, algorithm, sign)
+        _label_panel(axes, data, algorithm, sign)
 
 
 def alternative(data: ClippingPlotData) -> str:
     """How many tokens each panel shows, and the share that is blocked."""
-    parts = [_of_panel(data, algorithm, sign) for sign in SIGNS for algorithm in data.compared]
+    panels = [_describe_panel(data, *cell) for cell in product(SIGNS, data.compared)]
     return (
-        f"{numbers.things(len(parts), 'panel')} of points, with the blocked region shaded. "
+        f"{numbers.things(len(panels), 'panel')} of points, with the blocked region shaded. "
         "Horizontal: probability when sampled. Vertical: trainer probability π. Both are stretched "
-        f"near 0 and 1. {'; '.join(parts)}."
+        f"near 0 and 1. {'; '.join(panels)}."
     )
 
 
-def _of_panel(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
+def _describe_panel(data: ClippingPlotData, sign: str, algorithm: Algorithm) -> str:
     tokens = numbers.count(int(data.of_sign(sign).sum()))
     blocked = _blocked_share(data, algorithm, sign)
     return f"{data.result.when(sign)}, {algorithm.name}: {tokens} tokens, {blocked} blocked"
@@ -80,14 +80,17 @@ def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
     """Kept and blocked tokens; those beyond the axes are at their edge."""
     low, high = axes.get_xlim()
     x_N, y_N = (np.clip(np.exp(logp_N), low, high) for logp_N in data.coordinates(algorithm))
-    chosen_N, blocked_N = data.of_sign(sign), data.blocked(algorithm)
-    every, orange = thin(int(chosen_N.sum())), axes.theme.orange
-    kept = np.flatnonzero(chosen_N & ~blocked_N)[every]
-    blocked = np.flatnonzero(chosen_N & blocked_N)[every]
-    draw_points(axes, x_N[kept], y_N[kept], axes.theme.blue, label="kept", s=2, alpha=0.3)
+    of_sign_N = data.of_sign(sign)
+    blocked_N = data.blocked(algorithm)
+    # Both are thinned alike, or the few blocked tokens would look like many.
+    every = thin(int(of_sign_N.sum()))
+    passing = np.flatnonzero(of_sign_N & ~blocked_N)[every]
+    blocked = np.flatnonzero(of_sign_N & blocked_N)[every]
     share = _blocked_share(data, algorithm, sign)
     label = "blocked" if share == numbers.MISSING else f"blocked, {share}"
-    draw_points(axes, x_N[blocked], y_N[blocked], orange, label=label, s=7, alpha=0.7)
+    theme = axes.theme
+    draw_points(axes, x_N[passing], y_N[passing], theme.blue, label="kept", s=2, alpha=0.3)
+    draw_points(axes, x_N[blocked], y_N[blocked], theme.orange, label=label, s=7, alpha=0.7)
 
 
 def _draw_region(
@@ -95,6 +98,7 @@ def _draw_region(
 ) -> None:
     """Shade where the masks block, and write what the shade does not show."""
     probability_N = _grid(lowest)
+    # The mask itself decides at every node, so no formula of its boundary can be wrong here.
     logp_anchor_NN, logp_NN = np.log(np.meshgrid(probability_N, probability_N))
     blocked: Any = data.blocked_at(algorithm, logp_anchor_NN.ravel(), logp_NN.ravel(), sign)
     if blocked is not None and blocked.any():
@@ -102,17 +106,18 @@ def _draw_region(
         shade: dict[str, Any] = {"colors": [axes.theme.orange], "alpha": 0.17, "zorder": 1.5}
         axes.contourf(probability_N, probability_N, blocked_NN, levels=[0.5, 1.5], **shade)
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "color": axes.theme.muted}
-    note = _left_out(algorithm, blocked is not None)
+    note = _region_note(algorithm, blocked is not None)
     axes.text(0.03, 0.97, note, fontsize=axes.style.small, **place)
 
 
 def _grid(lowest: float) -> np.ndarray:
     """Probabilities at equal distances on the stretched axis."""
     low, high = np.log(lowest / (1 - lowest)), np.log(HIGHEST / (1 - HIGHEST))
-    return np.asarray(1 / (1 + np.exp(-np.linspace(float(low), float(high), _NODES))))
+    log_odds_N = np.linspace(float(low), float(high), _NODES)
+    return np.asarray(1 / (1 + np.exp(-log_odds_N)))
 
 
-def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> None:
+def _label_panel(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> None:
     title = _title(axes, data.result.when(sign), algorithm)
     axes.headline(title, is_axis=False, markerscale=2.5, handlelength=1.0)
     recomputed = algorithm.limiting.anchor == "recomputed"
@@ -130,16 +135,18 @@ def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     return f"{title}  {settings}" if fits else title
 
 
-def _left_out(algorithm: Algorithm, has_region: bool) -> str:
+def _region_note(algorithm: Algorithm, has_region: bool) -> str:
     """What the shaded region does not show."""
     if not algorithm.masks:
         return "no mask: nothing is blocked"
     if not has_region:
         return "no region: the mask needs more\nthan these two probabilities"
-    return "" if algorithm.limiting == algorithm else "its mask on the engine gap\nis not shaded"
+    if algorithm.limiting != algorithm:
+        return "its mask on the engine gap\nis not shaded"
+    return ""
 
 
 def _blocked_share(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
     """The share over the whole trace, a dash if it is missing."""
-    rows = {row.name: row for row in data.result.algorithms}
-    return numbers.share(rows[algorithm.name].blocked.of(sign).value)[0]
+    row_of = {row.name: row for row in data.result.algorithms}
+    return numbers.share(row_of[algorithm.name].blocked.of(sign).value)[0]

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.drawing.marks import RUNS, looks, names_beside, parts_of, run_labels
+from mismatch_cli.report.drawing.marks import RUNS, estimate_array, looks, names_beside, run_labels
 from mismatch_cli.report.drawing.panels import (
     Panel,
     Sheet,
@@ -45,23 +45,24 @@ _CONTROL = 100  # times: if all gaps are beyond it on one side, a run is a contr
 
 
 def needs(data: ComparisonPlotData) -> bool:
-    factors = [factor_C3[:, 0] for factor_C3 in _factors(data).values()]
-    value_N = (
-        np.concatenate([factor_C[np.isfinite(factor_C)] for factor_C in factors])
-        if factors
-        else np.zeros(0)
-    )
-    return bool((value_N < _CONTROL).any() and (value_N > 1 / _CONTROL).any())
+    near_below, near_above = False, False
+    for factor_C3 in _factors(data).values():
+        factor_C = factor_C3[np.isfinite(factor_C3[:, 0]), 0]
+        near_below |= bool((factor_C < _CONTROL).any())
+        near_above |= bool((factor_C > 1 / _CONTROL).any())
+    return near_below and near_above
 
 
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
-    factors, (first, *others), style = _factors(data), data.names, figure.style
-    names, left = names_beside(list(factors), style)
-    high = len(factors) * (_ROW + 3 * (len(others) - 1))
+    style = figure.style
+    factors_of = _factors(data)
+    first, *others = data.names
+    names, left = names_beside(list(factors_of), style)
+    high = len(factors_of) * (_ROW + 3 * (len(others) - 1))
     legend = legend_height(others, RUNS)
     (axes,) = figure.panels(1, height=(high, high), left=left, legend=legend)
     axes.name_rows(names)
-    factor_RC3 = np.stack(list(factors.values()))
+    factor_RC3 = np.stack(list(factors_of.values()))
     _draw_traces(axes, factor_RC3, data.names)
     _scale(axes, factor_RC3, most=style.pick(8, 3))
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
@@ -73,12 +74,13 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
 
 def _draw_traces(axes: Panel, factor_RC3: np.ndarray, traces: Sequence[str]) -> None:
     """Every trace but the first, side by side within a row."""
-    labels, look_of = run_labels(traces, axes.style), looks(traces, axes.style)
+    labels = run_labels(traces, axes.style)
+    look_of = looks(traces, axes.style)
     others = traces[1:]
     for number, name in enumerate(others):
-        aside = 0.7 / len(others) * (number - (len(others) - 1) / 2)
-        place_R = np.arange(len(factor_RC3)) + aside
-        _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, labels[name])
+        shift = 0.7 / len(others) * (number - (len(others) - 1) / 2)
+        y_R = np.arange(len(factor_RC3)) + shift
+        _draw_factors(axes, factor_RC3[:, number], y_R, look_of[name].colour, labels[name])
 
 
 def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
@@ -87,7 +89,7 @@ def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
     """
     factors = {}
     for key in _SHOWN:
-        factor_C3 = parts_of(row.metrics[key].factor for row in data.result.comparisons)
+        factor_C3 = estimate_array(row.metrics[key].factor for row in data.result.comparisons)
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan
         if np.isfinite(factor_C3[:, 0]).any():
             factors[METRICS[key].label] = factor_C3
@@ -95,15 +97,16 @@ def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
 
 
 def _draw_factors(
-    axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colour: str, name: str
+    axes: Panel, factor_R3: np.ndarray, y_R: np.ndarray, colour: str, name: str
 ) -> None:
-    sure_R = np.isfinite(factor_R3[:, 1])
-    ends_2R = factor_R3[sure_R, 1:].T
-    axes.hlines(place_R[sure_R], *ends_2R, color=colour, linewidth=1.6)
+    """Dots with their intervals, hollow where there is none; the name enters a legend once."""
+    filled_R = np.isfinite(factor_R3[:, 1])
+    ends_2R = factor_R3[filled_R, 1:].T
+    axes.hlines(y_R[filled_R], *ends_2R, color=colour, linewidth=1.6)
     dots: dict[str, Any] = {"color": colour, "markersize": 4.5}
-    axes.plot(factor_R3[sure_R, 0], place_R[sure_R], "o", label=name, **dots)
-    unsure: dict[str, Any] = {"markerfacecolor": axes.theme.page, "label": f"_{name}"}
-    axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", **unsure, **dots)
+    axes.plot(factor_R3[filled_R, 0], y_R[filled_R], "o", label=name, **dots)
+    hollow: dict[str, Any] = {"markerfacecolor": axes.theme.page, "label": f"_{name}"}
+    axes.plot(factor_R3[~filled_R, 0], y_R[~filled_R], "o", **hollow, **dots)
 
 
 def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
@@ -138,5 +141,9 @@ def _ticks(low: float, high: float, most: int) -> np.ndarray:
 
 def times(value: float, _position: float = 0) -> str:
     """×2, or ÷2 for a half."""
+    # Rounding may leave the tick at 1 a little below it.
+    sign = "×" if value > 0.999 else "÷"
     size = max(value, 1 / value)
-    return f"{'×' if value > 0.999 else '÷'}{f'{size:,.0f}' if size < 1e4 else power_label(size)}"
+    if size < 1e4:
+        return f"{sign}{size:,.0f}"
+    return sign + power_label(size)

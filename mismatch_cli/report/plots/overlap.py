@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
-    HEAT_ROW,
     OpacityScale,
     draw_heat,
-    left_out,
+    heat_height,
+    left_out_note,
     names_beside,
     reach_of,
     values_of,
@@ -40,19 +40,21 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    result, style = data.result, figure.style
+    result = data.result
+    style = figure.style
     masks = result.masks(result.blocking)
     jaccard = _matrix(result.overlap, [mask.row.name for mask in masks])
     order = side_by_side(jaccard)
-    below_NN = np.where(np.tri(len(order), k=-1, dtype=bool), jaccard[np.ix_(order, order)], np.nan)
-    labels = [f"{number}  {masks[place].label}" for number, place in enumerate(order, 1)]
+    # The matrix is symmetric, so the half below the diagonal has all of it.
+    below = np.tri(len(order), k=-1, dtype=bool)
+    below_NN = np.where(below, jaccard[np.ix_(order, order)], np.nan)
+    labels = [f"{number}  {masks[index].label}" for number, index in enumerate(order, 1)]
     names, beside = names_beside(labels, style)
-    height = len(names) * HEAT_ROW[0], len(names) * HEAT_ROW[1]
-    (axes,) = figure.panels(1, height=height, names=beside, left=12)
+    (axes,) = figure.panels(1, height=heat_height(len(names)), names=beside, left=12)
     scale = OpacityScale(axes.theme.blue, reach_of(below_NN))
     draw_heat(axes, below_NN, scale, names)
     _number_columns(axes, len(names))
-    note = style.pick(left_out(len(result.algorithms) - len(result.blocking)), scale.note)
+    note = style.pick(left_out_note(len(result.algorithms) - len(result.blocking)), scale.note)
     axes.headline("Blocked by both, % of blocked by either", "Jaccard index, %", note)
 
 
@@ -64,16 +66,20 @@ def _number_columns(axes: Panel, count: int) -> None:
 
 def _matrix(overlap: OverlapCounts, names: list[str]) -> np.ndarray:
     """The Jaccard index of each pair; NaN where there is none."""
-    places = [overlap.names.index(name) for name in names]
-    return np.array([values_of(overlap.jaccard[place])[places] for place in places])
+    indices = [overlap.names.index(name) for name in names]
+    return np.array([values_of(overlap.jaccard[index])[indices] for index in indices])
 
 
 def side_by_side(jaccard: np.ndarray) -> np.ndarray:
     """An order that puts similar algorithms together: by the Fiedler vector of the graph of
     their similarities.
     """
-    # Connects algorithms that share nothing, or their order would be arbitrary
+    # 0.01 connects algorithms that share nothing, or their order would be arbitrary.
     similar = np.nan_to_num(jaccard) + 0.01
     laplacian = np.diag(similar.sum(axis=1)) - similar
-    fiedler = np.linalg.eigh(laplacian)[1][:, 1].round(6)  # equal algorithms keep their order
-    return np.argsort(fiedler if fiedler[0] <= fiedler[-1] else -fiedler, kind="stable")
+    # Rounded, because equal algorithms, which keep their order, differ in the last digits.
+    fiedler = np.linalg.eigh(laplacian)[1][:, 1].round(6)
+    # The sign of an eigenvector is arbitrary: this one keeps the first algorithm near the top.
+    if fiedler[0] > fiedler[-1]:
+        fiedler = -fiedler
+    return np.argsort(fiedler, kind="stable")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.marks import RUNS, Rows, draw_steps, measured, share_vertical
+from mismatch_cli.report.drawing.marks import (
+    RUNS,
+    Rows,
+    draw_steps,
+    share_vertical,
+    trim_unmeasured,
+)
 from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ _GAP = "abs_d_mean"
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
-    return any(measured(_positions(data), _GAP).values())
+    return any(trim_unmeasured(_positions(data), _GAP).values())
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
@@ -42,7 +48,7 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     panels = figure.panels(2, height=(250, 200), legend=legend_height(traces, RUNS))
     distances = {"first": _positions(data), "last": from_end}
     for axes, (name, all_rows_of) in zip(panels, distances.items(), strict=True):
-        rows_of = measured(all_rows_of, _GAP)
+        rows_of = trim_unmeasured(all_rows_of, _GAP)
         draw_steps(axes, rows_of, _GAP)
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
@@ -58,10 +64,10 @@ def _positions(data: PlotData | ComparisonPlotData) -> dict[str, Rows]:
 
 def _label_positions(axes: Panel, rows: Rows) -> None:
     """Label each bin with its first distance, and the end with the distance after the last."""
-    every = axes.style.pick(1, 2)
-    edges = [row.first for row in rows] + [(rows[-1].last or 0) + 1]
-    # A long last label would leave the figure
-    places = [place for place in range(0, len(edges), every) if place < len(rows)]
-    if len(str(edges[-1])) <= 3:
-        places.append(len(rows))
-    axes.set_xticks(places, [str(edges[place]) for place in places])
+    bins = range(0, len(rows), axes.style.pick(1, 2))
+    label_at = {number: str(rows[number].first) for number in bins}
+    end = str((rows[-1].last or 0) + 1)
+    # A long last label would leave the figure.
+    if len(end) <= 3:
+        label_at[len(rows)] = end
+    axes.set_xticks(list(label_at), list(label_at.values()))

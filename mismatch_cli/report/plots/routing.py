@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.metrics.route_flips import FlipsRow, LayerRow, Margins
-from mismatch_cli.report.drawing.marks import draw_line, parts_of, values_of
+from mismatch_cli.report.drawing.marks import draw_line, estimate_array
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
@@ -52,16 +52,18 @@ def _draw_layers(axes: Panel, rows: Sequence[LayerRow]) -> None:
 
 
 def _draw_flips(axes: Panel, rows: Sequence[FlipsRow]) -> None:
-    part_B3, place_B = parts_of(row.abs_d_mean for row in rows), np.arange(len(rows))
-    sure_B = np.isfinite(part_B3[:, 2])
+    estimate_B3 = estimate_array(row.abs_d_mean for row in rows)
+    value_B = estimate_B3[:, 0]
+    x_B = np.arange(len(rows))
+    filled_B = np.isfinite(estimate_B3[:, 2])
     look: dict[str, Any] = {"color": axes.theme.orange, "markersize": 5}
-    ends_2B = part_B3[sure_B, 1:].T
-    axes.vlines(place_B[sure_B], *ends_2B, color=axes.theme.orange, linewidth=1.4)
-    axes.plot(place_B[sure_B], part_B3[sure_B, 0], "o", **look)
-    axes.plot(place_B[~sure_B], part_B3[~sure_B, 0], "o", markerfacecolor=axes.theme.page, **look)
+    ends_2B = estimate_B3[filled_B, 1:].T
+    axes.vlines(x_B[filled_B], *ends_2B, color=axes.theme.orange, linewidth=1.4)
+    axes.plot(x_B[filled_B], value_B[filled_B], "o", **look)
+    axes.plot(x_B[~filled_B], value_B[~filled_B], "o", markerfacecolor=axes.theme.page, **look)
     axes.set_xlim(-0.5, len(rows) - 0.5)
-    axes.set_xticks(place_B, [_span(row) for row in rows])
-    if (values_of(row.abs_d_mean for row in rows) > 0).all():
+    axes.set_xticks(x_B, list(map(_span, rows)))
+    if (value_B > 0).all():
         axes.logarithmic("y")
     axes.set_xlabel("layers that flip a token")
     axes.headline("Mean |Δlog p|, nats", is_axis=False)
@@ -70,7 +72,9 @@ def _draw_flips(axes: Panel, rows: Sequence[FlipsRow]) -> None:
 def _span(row: FlipsRow) -> str:
     if row.high is None:
         return f"{row.low}+"
-    return str(row.low) if row.low == row.high else f"{row.low}–{row.high}"
+    if row.low == row.high:
+        return str(row.low)
+    return f"{row.low}–{row.high}"
 
 
 def _draw_margins(axes: Panel, margins: Margins) -> None:
@@ -83,6 +87,7 @@ def _draw_margins(axes: Panel, margins: Margins) -> None:
             share_B = counts_B / counts_B.sum()
             axes.stairs(share_B, edges, color=colour, fill=True, alpha=0.35)
             axes.stairs(share_B, edges, color=colour, linewidth=1.2, label=name)
+    # The margins of a router span few of the bins, which have to hold those of any model.
     occupied = np.flatnonzero(counts_2B.sum(axis=0))
     axes.set_xlim(edges[occupied[0]], edges[occupied[-1] + 1])
     axes.logarithmic("x")
@@ -94,4 +99,6 @@ def _draw_margins(axes: Panel, margins: Margins) -> None:
 
 def _with_ends(edges: np.ndarray) -> np.ndarray:
     """The edges of bins, and of a bin beyond each end that is as wide on a logarithmic axis."""
-    return np.concatenate([edges[:1] ** 2 / edges[1:2], edges, edges[-1:] ** 2 / edges[-2:-1]])
+    below = edges[:1] ** 2 / edges[1:2]
+    above = edges[-1:] ** 2 / edges[-2:-1]
+    return np.concatenate([below, edges, above])

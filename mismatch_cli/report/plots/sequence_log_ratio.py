@@ -37,17 +37,19 @@ def needs(data: PlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
-    chosen, theme = thin(len(data.length_S)), figure.theme
-    length_S = data.length_S[chosen].astype(np.float64)
-    d_S = data.sequence_d_S[chosen].astype(np.float64)
+    every = thin(len(data.length_S))
+    length_S = data.length_S[every].astype(np.float64)
+    d_S = data.sequence_d_S[every].astype(np.float64)
+    finite_S = np.isfinite(d_S)
+    theme = figure.theme
     (axes,) = figure.panels(1, height=(300, 270), legend=LEGEND)
     axes.set_xlim(*_lengths(length_S))
     axes.axhline(0, color=theme.muted, linewidth=0.9)
-    finite_S = np.isfinite(d_S)
     low, high = min(d_S[finite_S].min(), 0), max(d_S[finite_S].max(), 0)
     margin = 0.06 * (high - low) or 1.0
     axes.set_ylim(low - margin, high + margin)
     draw_points(axes, length_S[finite_S], d_S[finite_S], theme.blue)
+    # The entry of the legend: a faint dot of the scatter would not be legible there.
     axes.plot([], [], "o", color=theme.blue, markersize=4, markeredgewidth=0, label="response")
     _draw_slope(axes, data.metric("sequence_slope"))
     axes.set_xlabel("length of the response, tokens")
@@ -70,16 +72,18 @@ def _draw_slope(axes: Panel, slope: Estimate) -> None:
     if slope.value is None:
         return
     value, interval = estimate(slope.value, slope.low, slope.high)
-    ends, orange, may_be_0 = np.array(axes.get_xlim()), axes.theme.orange, True
+    sentence = f"slope {value} {interval} nats per 1,000 tokens"
+    end_2 = np.array(axes.get_xlim())
+    orange = axes.theme.orange
+    may_be_0 = True
     if slope.low is not None and slope.high is not None:
         may_be_0 = slope.low <= 0 <= slope.high
-        low_2, high_2 = ends * slope.low / 1000, ends * slope.high / 1000
-        axes.fill_between(ends, low_2, high_2, color=orange, alpha=0.15, linewidth=0)
-    words = f"slope {value} {interval} nats per 1,000 tokens"
-    if may_be_0 and slope.low is not None:
-        words += ": it may be 0"
+        low_2, high_2 = end_2 * slope.low / 1000, end_2 * slope.high / 1000
+        axes.fill_between(end_2, low_2, high_2, color=orange, alpha=0.15, linewidth=0)
+        if may_be_0:
+            sentence += ": it may be 0"
     look: dict[str, Any] = {"linewidth": 2}
     if may_be_0:
         look = {"linewidth": 1.1, "linestyle": DASHED}
-    label = axes.style.pick(words, f"slope {value}")
-    axes.plot(ends, ends * slope.value / 1000, color=orange, label=label, **look)
+    label = axes.style.pick(sentence, f"slope {value}")
+    axes.plot(end_2, end_2 * slope.value / 1000, color=orange, label=label, **look)

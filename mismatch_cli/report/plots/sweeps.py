@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -73,30 +73,34 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     drawn = [sweep for sweep in _SWEEPS if _is_drawn(data, sweep)]
-    for axes, sweep in zip(
-        figure.panels(len(drawn), height=(250, 215), legend=LEGEND), drawn, strict=True
-    ):
+    panels = figure.panels(len(drawn), height=(250, 215), legend=LEGEND)
+    for axes, sweep in zip(panels, drawn, strict=True):
         _draw_sweep(axes, data, sweep)
 
 
 def _is_drawn(data: ClippingPlotData, sweep: _Sweep) -> bool:
     """Whether at least two thresholds block anything, since one does not make a line."""
-    tables = (data.result.sweeps.rows(name) for name in (sweep.solid, sweep.dashed))
-    shares = (values_of(row.blocked for row in rows) for rows in tables)
-    return any((share_B > 0).sum() >= 2 for share_B in shares)
+    for name in (sweep.solid, sweep.dashed):
+        share_B = values_of(row.blocked for row in data.result.sweeps.rows(name))
+        if (share_B > 0).sum() >= 2:
+            return True
+    return False
 
 
 def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
     solid, dashed = map(data.result.sweeps.rows, (sweep.solid, sweep.dashed))
-    for rows, line, band in ((solid, "-", 0.17), (dashed, DASHED, 0)):
-        x_B = np.array([row.threshold for row in rows])
-        named = rows is solid or not solid
-        for estimates, name, colour in (
+    for rows, dash, band in ((solid, "-", 0.17), (dashed, DASHED, 0)):
+        threshold_B = np.array([row.threshold for row in rows])
+        # Both dashes share the legend's entries, which are those of the first sweep there is.
+        has_labels = rows is solid or not solid
+        for estimates, label, colour in (
             ([row.blocked for row in rows], sweep.counted, axes.theme.ink),
             ([row.lost for row in rows], "update lost", axes.theme.green),
         ):
-            label = name if named else None
-            draw_line(axes, x_B, estimates, colour, band=band, linestyle=line, label=label)
+            look: dict[str, Any] = {"band": band, "linestyle": dash}
+            if has_labels:
+                look |= {"label": label}
+            draw_line(axes, threshold_B, estimates, colour, **look)
     _set_scales(axes, sweep.published)
     _draw_published(axes, sweep.published)
     axes.set_xlabel(sweep.axis)

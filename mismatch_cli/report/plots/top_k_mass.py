@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.drawing.marks import (
     DASHED,
     draw_line,
+    estimate_array,
     margin_of,
     middle_of_steps,
-    parts_of,
 )
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
@@ -41,20 +40,25 @@ def needs(data: PlotData) -> bool:
 
 def draw(figure: Sheet, data: PlotData) -> None:
     (axes,) = figure.panels(1, height=(240, 200), legend=LEGEND)
-    rows, colours = data.summary.by_step, (axes.theme.blue, axes.theme.orange)
-    masses = {key: [row.masses[key] for row in rows] for key in _POLICIES}
+    rows = data.summary.by_step
+    colours = (axes.theme.blue, axes.theme.orange)
+    all_masses = []
     for (key, dash), colour in zip(_POLICIES.items(), colours, strict=True):
         name = METRICS[key].label.rpartition(" ")[2]
         look: dict[str, Any] = {"linestyle": dash, "marker": "o", "markersize": 3, "label": name}
-        draw_line(axes, middle_of_steps(rows), masses[key], colour, **look)
-    _scale(axes, parts_of(chain.from_iterable(masses.values())))
+        masses = [row.masses[key] for row in rows]
+        draw_line(axes, middle_of_steps(rows), masses, colour, **look)
+        all_masses += masses
+    _scale(axes, estimate_array(all_masses))
     axes.whole_steps()
     axes.headline("Mean mass of the top K, %", "Mass of the top K, %")
 
 
-def _scale(axes: Panel, part_B3: np.ndarray) -> None:
+def _scale(axes: Panel, estimate_B3: np.ndarray) -> None:
     """Show every interval, and nothing above 100 %."""
-    low, high = float(np.nanmin(part_B3)), float(np.nanmax(part_B3))
+    low, high = float(np.nanmin(estimate_B3)), float(np.nanmax(estimate_B3))
     margin = margin_of(low, high, 0.08, _LEAST)
-    axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)
+    # A mass of 1 needs a little room above it, or the frame of the panel would cut its marker.
+    top = min(high + margin, 1.0) if high < 1 else 1 + margin / 8
+    axes.set_ylim(low - margin, top)
     axes.in_percent()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.marks import RUNS, Rows, draw_steps, measured, share_vertical
+from mismatch_cli.report.drawing.marks import (
+    RUNS,
+    Rows,
+    draw_steps,
+    share_vertical,
+    trim_unmeasured,
+)
 from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -57,13 +63,15 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 
 def _turns(data: PlotData | ComparisonPlotData) -> dict[str, Rows]:
     rows_of = {trace: summary.turns for trace, summary in data.by_trace.items()}
-    return measured(rows_of, "abs_d_mean")
+    return trim_unmeasured(rows_of, "abs_d_mean")
 
 
 def _label_turns(axes: Panel, rows: Rows) -> None:
     """Number each turn below the middle of its step; of many turns, some and always the last."""
     every = 1 + len(rows) // axes.style.pick(13, 9)
     last = len(rows) - 1
-    places = [*range(0, last + 1 - every, every), last]
-    labels = [f"{rows[place].first}{'' if rows[place].last else '+'}" for place in places]
-    axes.set_xticks([place + 0.5 for place in places], labels)
+    label_at = {}
+    for number in (*range(0, last + 1 - every, every), last):
+        row = rows[number]
+        label_at[number + 0.5] = str(row.first) if row.last else f"{row.first}+"
+    axes.set_xticks(list(label_at), list(label_at.values()))

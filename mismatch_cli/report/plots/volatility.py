@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mismatch_cli.metrics.pair_summary import ProbabilityBin
-from mismatch_cli.report.drawing.marks import RUNS, Part, looks, parts_of, run_labels, values_of
+from mismatch_cli.report.drawing.marks import (
+    RUNS,
+    MaybeEstimate,
+    estimate_array,
+    looks,
+    run_labels,
+    values_of,
+)
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, legend_height
 from mismatch_cli.report.drawing.style import Style
 
@@ -45,49 +54,57 @@ CAPTION = {
 _FEWEST = 100  # tokens in a bin, of which one is beyond the 99th percentile
 _LONGEST = 10  # times below the value: whiskers are cut here, with an arrow
 
-# Of several traces: keys and words
-_TOP_K, _BINARY = ("tv_topk_sd", "SD of top-K TV"), ("tv_binary_sd", "SD of |π − μ|")
+# With several traces, a panel has one quantity: its key and its title.
+_RATIO = ("ratio_sd", "SD of the ratio π/μ")
+_TOP_K = ("tv_topk_sd", "SD of top-K TV")
+_BINARY = ("tv_binary_sd", "SD of |π − μ|")
 
 Rows = Sequence[ProbabilityBin]
 
 
 class _Line(NamedTuple):
     label: str
-    estimates: Sequence[Part]
+    estimates: Sequence[MaybeEstimate]
     colour: str
     marker: str = "o"
     shift: float = 0.0  # subtracted from every estimate
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
-    bins = [bin_ for summary in data.by_trace.values() for bin_ in summary.volatility]
-    spreads = [bin_.metrics[key] for bin_ in bins for key in ("ratio_sd", "ratio_p99")]
+    spreads: list[MaybeEstimate] = []
+    for summary in data.by_trace.values():
+        for mu_bin in summary.volatility:
+            spreads += map(mu_bin.metrics.get, ("ratio_sd", "ratio_p99"))
     return bool(np.isfinite(values_of(spreads)).any())
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     rows_of = _occupied({trace: summary.volatility for trace, summary in data.by_trace.items()})
-    first, single = next(iter(rows_of.values())), len(rows_of) == 1
-    legend = LEGEND if single else legend_height(list(rows_of), RUNS)
+    first = next(iter(rows_of.values()))
+    single = len(rows_of) == 1
+    if single:
+        legend, lines_of = LEGEND, _lines_of_trace(first, figure.style)
+    else:
+        legend = legend_height(list(rows_of), RUNS)
+        lines_of = _lines_of_traces(rows_of, figure.style)
     panels = figure.panels(2, height=(300, 240), legend=legend)
-    lines_of = _quantities(first, figure.style) if single else _traces(rows_of, figure.style)
-    for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
+    for axes, (title, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
             _draw_line(axes, line)
         axes.label_bins([row.mu_low for row in first] + [first[-1].mu_high])
         axes.set_xlabel("rollout probability μ, bin edges")
-        axes.headline(words, ncols=len(lines) if single else RUNS)
+        axes.headline(title, ncols=len(lines) if single else RUNS)
     _set_vertical([axes for axes in panels if axes.lines], shared=single)
 
 
 def _occupied(rows_of: Mapping[str, Rows]) -> dict[str, Rows]:
     """The bins in which any trace has tokens."""
-    bins = list(zip(*rows_of.values(), strict=True))
-    places = [place for place, rows in enumerate(bins) if any(row.tokens for row in rows)]
-    return {trace: [rows[place] for place in places] for trace, rows in rows_of.items()}
+    bins = zip(*rows_of.values(), strict=True)
+    is_occupied = [sum(map(attrgetter("tokens"), rows)) > 0 for rows in bins]
+    return {trace: list(compress(rows, is_occupied)) for trace, rows in rows_of.items()}
 
 
-def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
+def _lines_of_trace(rows: Rows, style: Style) -> dict[str, list[_Line]]:
     """For one trace: standard deviations and tails of the ratio and of the total variations."""
     return {
         "Standard deviation per bin": _spreads(rows, "sd", style),
@@ -96,52 +113,58 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
 
 
 def _spreads(rows: Rows, end: str, style: Style) -> list[_Line]:
-    """Percentiles of the ratio are those of r − 1, over bins with enough tokens."""
-    tail = end == "p99"
-    fewest, shift, of_ratio = (_FEWEST, 1.0, "ratio − 1") if tail else (0, 0.0, "ratio")
+    """One kind of spread of the three quantities, named by the `end` of the metrics' keys."""
+    fewest, shift, ratio = 0, 0.0, "ratio"
+    if end == "p99":
+        # A percentile near 1 has no logarithmic axis, its distance from 1 has.
+        fewest, shift, ratio = _FEWEST, 1.0, "ratio − 1"
     bins = [row.metrics if row.tokens >= fewest else {} for row in rows]
     theme = style.theme
     return [
-        _Line(of_ratio, _column(bins, f"ratio_{end}"), theme.blue, "o", shift),
+        _Line(ratio, _column(bins, f"ratio_{end}"), theme.blue, "o", shift),
         _Line("binary TV", _column(bins, f"tv_binary_{end}"), theme.green, "s"),
         _Line("top-K TV", _column(bins, f"tv_topk_{end}"), theme.orange, "D"),
     ]
 
 
-def _column(bins: Sequence[Mapping[str, Part]], key: str) -> list[Part]:
+def _column(bins: Sequence[Mapping[str, MaybeEstimate]], key: str) -> list[MaybeEstimate]:
     return [metrics.get(key) for metrics in bins]
 
 
-def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
+def _lines_of_traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
     """For several traces: the ratio and the TV of each, top-K if all traces have it."""
-    key, _ = _TOP_K
-    spreads = [values_of(row.metrics[key] for row in rows) for rows in rows_of.values()]
-    tv = _TOP_K if all(np.isfinite(spread_B).any() for spread_B in spreads) else _BINARY
+    tv = _TOP_K
+    for rows in rows_of.values():
+        if not np.isfinite(values_of(row.metrics[_TOP_K[0]] for row in rows)).any():
+            tv = _BINARY
     labels = run_labels(list(rows_of), style)
-    return {
-        words: [
-            _Line(labels[trace], [row.metrics[key] for row in rows_of[trace]], look.colour)
-            for trace, look in looks(rows_of, style).items()
-        ]
-        for key, words in (("ratio_sd", "SD of the ratio π/μ"), tv)
-    }
+    lines_of: dict[str, list[_Line]] = {}
+    for key, title in (_RATIO, tv):
+        lines_of[title] = []
+        for trace, look in looks(rows_of, style).items():
+            estimates = [row.metrics[key] for row in rows_of[trace]]
+            lines_of[title].append(_Line(labels[trace], estimates, look.colour))
+    return lines_of
 
 
 def _draw_line(axes: Panel, line: _Line) -> None:
     """A line through the middles of the bins, hollow where there is no interval; zeros are not
     drawn on the log axis.
     """
-    value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
-    centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
+    value_B, low_B, high_B = estimate_array(line.estimates).T - line.shift
+    centre_B = np.arange(len(value_B)) + 0.5
+    drawn_B = value_B > 0
     if not drawn_B.any():
         return
     look: dict[str, Any] = {"color": line.colour, "marker": line.marker, "markersize": 4.5}
     axes.plot(centre_B[drawn_B], value_B[drawn_B], linewidth=1.5, label=line.label, **look)
-    sure_B = drawn_B & np.isfinite(high_B)
+    whisker_B = drawn_B & np.isfinite(high_B)
+    hollow_B = drawn_B & ~whisker_B
+    # A legend leaves out a label that begins with an underscore, so the line has one entry.
     hollow = {"linestyle": "none", "markerfacecolor": axes.theme.page, "label": f"_{line.label}"}
-    unsure_B = drawn_B & ~sure_B
-    axes.plot(centre_B[unsure_B], value_B[unsure_B], **look | hollow)
-    _draw_whiskers(axes, centre_B[sure_B], value_B[sure_B], low_B[sure_B], high_B[sure_B], line)
+    axes.plot(centre_B[hollow_B], value_B[hollow_B], **look | hollow)
+    ends = low_B[whisker_B], high_B[whisker_B]
+    _draw_whiskers(axes, centre_B[whisker_B], value_B[whisker_B], *ends, line)
 
 
 def _draw_whiskers(
@@ -153,6 +176,7 @@ def _draw_whiskers(
     line: _Line,
 ) -> None:
     """Intervals; one that reaches far down ends in an arrow."""
+    # On a logarithmic axis an interval down to almost 0 would squeeze all values into its top.
     end_B = np.maximum(low_B, value_B / _LONGEST)
     cut_B = low_B < end_B
     axes.vlines(centre_B, end_B, high_B, color=line.colour, linewidth=1.2)
@@ -166,10 +190,11 @@ def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:
     """Make vertical axes logarithmic; quantities of one trace share a scale, so that heights
     compare.
     """
+    # The limits that matplotlib chooses are those of the scale at the time they are asked for.
     for axes in filled:
         axes.set_yscale("log")
-    limits = [axes.get_ylim() for axes in filled]
+    limit_P2 = np.array([axes.get_ylim() for axes in filled])
     for axes in filled:
         if shared:
-            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+            axes.set_ylim(limit_P2.min(), limit_P2.max())
         axes.logarithmic("y")

@@ -42,7 +42,7 @@ _MARGIN = 0.05  # of the range of values, above and below
 _MARGIN_OF_PAPER = 0.1  # the same with values of the paper, whose names need a line of text
 _FEW = 4  # lines up to which bands are strong
 _FLAT = 0.3  # of a shared axis: the least that each panel has to fill
-_RELAXED = "relax-"
+_RELAXED = "relax-"  # how the names of relaxed clips begin
 _REACH = 1.0  # of the range of values: how far outside it a limit is drawn
 _ASIDE = 0.018  # of the steps: offset between the marks of two algorithms
 _TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes of no other line
@@ -61,7 +61,7 @@ class Chart(NamedTuple):
     least: float = 0.0  # the smallest range of the axis: less is noise
     ideal: bool = False  # 0 is ideal, and has a line
     setting: str = ""  # below the title
-    parts: Sequence[str] = ()  # what each of several curves of a name is, for its description
+    quantities: Sequence[str] = ()  # the name of each of `curves`, for the description in words
     of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
     limits: Sequence[float] = ()  # lines, as far as they are near the values
     alarms: Sequence[tuple[float, float]] = ()  # first and last steps of each, marked
@@ -76,11 +76,8 @@ def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) ->
     several lines.
     """
     charts = [chart for chart in charts if any(chart.curves)]
-    look_of = _shown(charts, looks_of(names, figure.style))
-    columns = 2 if len(charts) in (2, 4) else 3
-    panels = figure.panels(
-        len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of)
-    )
+    look_of = _looks_in_use(charts, looks_of(names, figure.style))
+    panels = equal_panels(figure, len(charts), look_of, height=(210, 170))
     for axes, chart in zip(panels, charts, strict=True):
         draw_chart(axes, chart, look_of)
     share_steps(panels)
@@ -95,52 +92,70 @@ def draw_grid(
     Panels of a row share their axis unless one of them would be flat on it; panels of a setting
     share the steps.
     """
-    width = columns * ceil(max(map(len, rows)) / columns)  # of a row, in cells
-    placed = _placed(rows, width)
-    look_of = _shown(placed.values(), looks_of(names, figure.style))
+    # Each quantity begins a line of panels, though it may need several of them.
+    width = columns * ceil(max(map(len, rows)) / columns)  # cells per quantity
+    chart_at = _chart_cells(rows, width)
+    look_of = _looks_in_use(chart_at.values(), looks_of(names, figure.style))
     panels = figure.panels(
-        len(placed),
+        len(chart_at),
         columns=columns,
         height=(180, 160),
         legend=LEGEND,
         below=room_for_legend(figure, look_of),
-        cells=list(placed),
+        cells=list(chart_at),
     )
-    for axes, chart in zip(panels, placed.values(), strict=True):
+    for axes, chart in zip(panels, chart_at.values(), strict=True):
         draw_chart(axes, chart, look_of)
         _name_setting(axes, chart.setting)
-    panel_at = dict(zip(placed, panels, strict=True))
-    for row in {cell // width for cell in placed}:
-        _share_values([axes for cell, axes in panel_at.items() if cell // width == row])
-    for place in {cell % width for cell in placed}:
-        share_steps([axes for cell, axes in panel_at.items() if cell % width == place])
+    _share_axes(dict(zip(chart_at, panels, strict=True)), width)
     draw_legend(figure, look_of)
 
 
-def _placed(rows: Sequence[Sequence[Chart]], width: int) -> dict[int, Chart]:
+def _chart_cells(rows: Sequence[Sequence[Chart]], width: int) -> dict[int, Chart]:
     """The charts that have curves by their cell, in rows of `width` cells."""
-    return {
-        width * row + place: chart
-        for row, charts in enumerate(rows)
-        for place, chart in enumerate(charts)
-        if any(chart.curves)
-    }
+    chart_at = {}
+    for row, charts in enumerate(rows):
+        for cell, chart in enumerate(charts, start=width * row):
+            if any(chart.curves):
+                chart_at[cell] = chart
+    return chart_at
 
 
-def _shown(charts: Iterable[Chart], look_of: Mapping[str, LineStyle]) -> dict[str, LineStyle]:
-    """The looks that the charts use."""
-    drawn = {
-        name for chart in charts for curves in (*chart.curves, chart.points) for name in curves
-    }
+def _share_axes(panel_at: Mapping[int, Panel], width: int) -> None:
+    """Panels of a quantity share their values, those of a setting their steps; by cell, in rows of
+    `width` cells.
+    """
+    of_quantity: dict[int, list[Panel]] = {}
+    of_setting: dict[int, list[Panel]] = {}
+    for cell, axes in panel_at.items():
+        quantity, setting = divmod(cell, width)
+        of_quantity.setdefault(quantity, []).append(axes)
+        of_setting.setdefault(setting, []).append(axes)
+    for panels in of_quantity.values():
+        _share_values(panels)
+    for panels in of_setting.values():
+        share_steps(panels)
+
+
+def _looks_in_use(
+    charts: Iterable[Chart], look_of: Mapping[str, LineStyle]
+) -> dict[str, LineStyle]:
+    """The looks of the names that the charts draw."""
+    drawn: set[str] = set()
+    for chart in charts:
+        drawn.update(chart.points, *chart.curves)
     return {name: look for name, look in look_of.items() if name in drawn}
 
 
 def room_for_legend(figure: Sheet, names: Collection[str]) -> int:
-    """Pixels for the legend."""
-    return legend_below_height(len(names), _legend_columns(figure, names)) if len(names) > 1 else 0
+    """Pixels for the legend that `draw_legend` draws; a single name needs none."""
+    if len(names) <= 1:
+        return 0
+    return legend_below_height(len(names), _legend_columns(figure, names))
 
 
 def draw_legend(figure: Sheet, look_of: Mapping[str, LineStyle]) -> None:
+    """A legend below all panels, if there are several names."""
     if len(look_of) > 1:
         lines = {name: look.of_line for name, look in look_of.items()}
         figure.legend_below(lines, _legend_columns(figure, look_of))
@@ -153,14 +168,19 @@ def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
 
 
 def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, LineStyle]) -> None:
+    """Draw the curves of a chart, its marks, and its lines for orientation; scale and title the
+    panel.
+    """
     faint = len(look_of) > _FEW
-    for curves, part in zip(chart.curves, chart.parts or repeat(""), strict=False):
+    for curves, quantity in zip(chart.curves, chart.quantities or repeat(""), strict=False):
         for name, curve in curves.items():
-            words = f"{part} with {name}" if part else name
-            draw_curve(axes, curve, look_of[name], log=chart.log, faint=faint, name=words)
-    for place, (name, curve) in enumerate(chart.points.items()):
-        aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
-        _draw_points(axes, curve, look_of[name].colour, aside, f"{name}, evaluated")
+            series = f"{quantity} with {name}" if quantity else name
+            draw_curve(axes, curve, look_of[name], log=chart.log, faint=faint, name=series)
+    middle = (len(chart.points) - 1) / 2
+    for number, (name, curve) in enumerate(chart.points.items()):
+        # The diamonds of a few algorithms fit beside each other; many would leave their step.
+        shift = _ASIDE * (number - middle) if len(chart.points) <= _FEW else 0.0
+        _draw_points(axes, curve, look_of[name].colour, shift, f"{name}, evaluated")
     draw_paper_values(axes, chart.of_paper)
     _scale(axes, chart)
     if chart.limits:
@@ -170,10 +190,12 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, LineStyle]) -> N
     axes.headline(chart.title, note=chart.note)
 
 
-def panels_by_algorithm(
+def equal_panels(
     figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = RIGHT
 ) -> list[Panel]:
-    """A panel for each algorithm, with room for the legend of these names."""
+    """Panels in three columns, or in two if those are filled, with room for the legend of these
+    names.
+    """
     columns = 2 if count in (2, 4) else 3
     below = room_for_legend(figure, names)
     return figure.panels(count, columns=columns, height=height, below=below, right=right)
@@ -197,22 +219,26 @@ def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
 def _draw_limits(axes: Panel, limits: Sequence[float]) -> None:
     """A dashed line for each limit near the values, for which the axis makes room."""
     low, high = axes.get_ylim()
-    reach, margin = _REACH * (high - low), _MARGIN * (high - low)
+    reach = _REACH * (high - low)
+    margin = _MARGIN * (high - low)
+    # A limit far away would flatten the values; the note beside the title has its number.
     near = [limit for limit in limits if low - reach <= limit <= high + reach]
     for limit in near:
-        axes.axhline(limit, color=axes.theme.orange, linewidth=1.2, linestyle=DASHES[1], zorder=1)
+        axes.axhline(limit, color=axes.theme.orange, linewidth=1.2, linestyle=DASHED, zorder=1)
     lowest, highest = min(near, default=low), max(near, default=high)
     axes.set_ylim(min(low, lowest - margin), max(high, highest + margin))
 
 
 def _mark_alarms(axes: Panel, alarms: Sequence[tuple[float, float]]) -> None:
     """A band over the steps of each alarm, with a cross above the step at which it begins."""
-    colour, top = axes.theme.orange, axes.get_ylim()[1]
+    colour = axes.theme.orange
+    top = axes.get_ylim()[1]
     for first, last in alarms:
         axes.axvspan(first - 0.5, last + 0.5, color=colour, alpha=0.15, linewidth=0, zorder=0.5)
     if alarms:
-        begins = [first for first, _ in alarms]
-        (crosses,) = axes.plot(begins, [top] * len(begins), "X", color=colour, markersize=6)
+        begin_N = np.array(alarms)[:, 0]
+        (crosses,) = axes.plot(begin_N, np.full(len(begin_N), top), "X", color=colour, markersize=6)
+        # At the top of the panel, half of a cross is outside it.
         crosses.set(clip_on=False, zorder=3, label="an alarm begins")
 
 
@@ -226,9 +252,9 @@ def _share_values(panels: Sequence[Panel]) -> None:
     """Share one vertical axis, unless a panel would fill too little of it."""
     limit_P2 = np.array([axes.get_ylim() for axes in panels])
     low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
-    if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(
-        limit_P2, axis=1
-    ).min() >= _FLAT * (high - low):
+    same_scale = len({axes.get_yscale() for axes in panels}) == 1
+    smallest_range = np.ptp(limit_P2, axis=1).min()
+    if same_scale and smallest_range >= _FLAT * (high - low):
         for axes in panels:
             axes.set_ylim(low, high)
 
@@ -237,20 +263,24 @@ def looks_of(names: Iterable[str], style: Style) -> dict[str, LineStyle]:
     """The look of each name; with several settings, colours are algorithms and dashes are
     settings.
     """
-    parted = {name: name.partition(SEPARATOR)[::2] for name in names}
-    algorithms, settings = (
-        list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1)
-    )
-    look_of = _looks_of_algorithms(algorithms, style)
+    algorithm_and_setting = {}
+    for name in names:
+        algorithm, _, setting = name.partition(SEPARATOR)
+        algorithm_and_setting[name] = algorithm, setting
+    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in algorithm_and_setting.values()))
+    settings = list(dict.fromkeys(setting for _, setting in algorithm_and_setting.values()))
     if len(settings) < 2:
-        return {name: look_of[algorithm] for name, (algorithm, _) in parted.items()}
+        look_of = _looks_of_algorithms(algorithms, style)
+        return {name: look_of[algorithm] for name, (algorithm, _) in algorithm_and_setting.items()}
+    # Too many for a dash per setting and a colour per algorithm: names only have to differ.
     if len(settings) > len(DASHES) or len(algorithms) > len(style.theme.accents):
-        return looks(parted, style)
+        return looks(algorithm_and_setting, style)
     colour_of = dict(zip(algorithms, style.theme.accents, strict=False))
-    return {
-        name: LineStyle(colour_of[algorithm], DASHES[settings.index(setting)])
-        for name, (algorithm, setting) in parted.items()
-    }
+    dash_of = dict(zip(settings, DASHES, strict=False))
+    look_of = {}
+    for name, (algorithm, setting) in algorithm_and_setting.items():
+        look_of[name] = LineStyle(colour_of[algorithm], dash_of[setting])
+    return look_of
 
 
 def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, LineStyle]:
@@ -258,25 +288,21 @@ def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, LineSt
 
     If other algorithms are shown, relaxations are dashed, and nothing else.
     """
-    twin_of = {
-        f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}"
-        for head, colon, rest in map(_parted, names)
-    }
+    twin_of = {}
+    for name in names:
+        algorithm, colon, parameters = name.partition(":")
+        twin_of[f"{algorithm}-recompute{colon}{parameters}"] = name
     look_of = looks([name for name in names if name not in twin_of], style)
     relaxed = [name for name in look_of if name.startswith(_RELAXED)]
+    # With more lines than colours, dashes are needed to tell algorithms apart.
     if relaxed and len(look_of) <= len(style.theme.accents):
-        look_of = {
-            name: LineStyle(look.colour, DASHED if name in relaxed else "-")
-            for name, look in look_of.items()
-        }
-    return {
-        name: look_of.get(name) or LineStyle(look_of[twin_of[name]].colour, _TWIN) for name in names
-    }
-
-
-def _parted(name: str) -> tuple[str, str, str]:
-    """The name of an algorithm, a colon, and its parameters."""
-    return name.partition(":")
+        for name, look in look_of.items():
+            look_of[name] = LineStyle(look.colour, DASHED if name in relaxed else "-")
+    all_looks = {}
+    for name in names:
+        twin = twin_of.get(name)
+        all_looks[name] = LineStyle(look_of[twin].colour, _TWIN) if twin else look_of[name]
+    return all_looks
 
 
 def draw_curve(
@@ -298,6 +324,7 @@ def draw_curve(
         curve = thinned(smoothed(curve), _POINTS)
     low_N, value_N = curve.low_N, curve.value_N
     if log:
+        # A logarithmic axis has no 0: the band reaches far below its line, the line has a gap.
         low_N = np.where(low_N > 0, low_N, 1e-3 * value_N)
         value_N = np.where(value_N > 0, value_N, np.nan)
     if np.isfinite(curve.high_N).any():
@@ -307,11 +334,11 @@ def draw_curve(
     axes.plot(curve.step_N, value_N, markevery=_marked(value_N), **line)
 
 
-def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float, name: str) -> None:
-    """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so
+def _draw_points(axes: Panel, curve: Curve, colour: str, shift: float, name: str) -> None:
+    """Diamonds with bars from the lowest to the highest seed, shifted by a share of the steps so
     that none is hidden.
     """
-    step_N = curve.step_N + aside * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
+    step_N = curve.step_N + shift * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
     is_crowded = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
     bar_2N = np.nan_to_num(np.abs(np.array([curve.low_N, curve.high_N]) - curve.value_N))
     diamonds: dict[str, Any] = {"marker": "D", "markersize": 3.5 if is_crowded else 5.5}
@@ -325,9 +352,9 @@ def _marked(value_N: np.ndarray) -> list[int]:
     """
     marked_N = np.isfinite(value_N)
     if marked_N.sum() > _MARKED_UP_TO:
-        beside_N = np.pad(marked_N, 1)
-        marked_N &= ~beside_N[:-2] & ~beside_N[2:]
-    return [int(place) for place in np.flatnonzero(marked_N)]
+        padded_N = np.pad(marked_N, 1)
+        marked_N &= ~padded_N[:-2] & ~padded_N[2:]
+    return np.flatnonzero(marked_N).tolist()
 
 
 def _scale(axes: Panel, chart: Chart) -> None:
@@ -355,7 +382,9 @@ def _limits(chart: Chart, low: float, high: float) -> tuple[float, float]:
     low, high = low - widened, high + widened
     bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
     margin = (_MARGIN_OF_PAPER if chart.of_paper else _MARGIN) * (high - bottom)
-    return 0.0 if chart.from_0 and low >= 0 else bottom - margin, high + margin
+    if chart.from_0 and low >= 0:
+        return 0.0, high + margin
+    return bottom - margin, high + margin
 
 
 def share_steps(panels: Sequence[Panel]) -> None:

@@ -17,18 +17,20 @@ _DECADES = 30.0  # times between the lowest and highest entropy: beyond, its axi
 
 def reward(data: TrainingAnalysis, *, evaluations: bool) -> Chart:
     """The reward; evaluations are marks, unless their sets have charts of their own."""
-    accuracy = data.curves("eval_accuracy", gaps=False) if evaluations else {}
-    note = f"◆ {data.eval_name or 'evaluation'}" if accuracy else ""
+    accuracies = data.curves("eval_accuracy", gaps=False) if evaluations else {}
+    note = ""
     of_paper = reward_of_paper(data.runs)
-    if accuracy:
+    if accuracies:
+        note = f"◆ {data.eval_name or 'evaluation'}"
         of_paper += accuracy_of_paper(data.runs, data.eval_name)
     rewards = [data.curves("reward")]
-    return Chart("Mean reward", rewards, accuracy, note, least=_LEAST, of_paper=of_paper)
+    return Chart("Mean reward", rewards, accuracies, note, least=_LEAST, of_paper=of_paper)
 
 
 def accuracy(data: TrainingAnalysis, name: str) -> Chart:
     """The accuracy on one of several evaluation sets."""
-    curves, of_paper = data.curves("eval", name, gaps=False), accuracy_of_paper(data.runs, name)
+    curves = data.curves("eval", name, gaps=False)
+    of_paper = accuracy_of_paper(data.runs, name)
     return Chart(f"Accuracy, {name}", [curves], least=_LEAST, of_paper=of_paper)
 
 
@@ -40,12 +42,15 @@ def gap(data: TrainingAnalysis) -> Chart:
 
 def extremes(data: TrainingAnalysis) -> Chart:
     curves = [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
-    return Chart("Largest and smallest π − μ", curves, parts=("largest", "smallest"))
+    return Chart("Largest and smallest π − μ", curves, quantities=("largest", "smallest"))
 
 
-def blocked(data: TrainingAnalysis) -> Chart:
-    curves = [data.curves("blocked")] if data.occurs("blocked") else []
-    return Chart("Blocked, % of A ≠ 0", curves, from_0=True, percent=True)
+def blocked(
+    data: TrainingAnalysis, title: str = "Blocked, % of A ≠ 0", key: str = "blocked"
+) -> Chart:
+    """A share of blocked tokens; without curves where no step has blocked any."""
+    curves = [data.curves(key)] if data.occurs(key) else []
+    return Chart(title, curves, from_0=True, percent=True)
 
 
 def length(data: TrainingAnalysis) -> Chart:
@@ -54,10 +59,8 @@ def length(data: TrainingAnalysis) -> Chart:
 
 def entropy(data: TrainingAnalysis) -> Chart:
     curves = data.curves("entropy")
-    values = np.concatenate(
-        [curve.value_N[curve.value_N > 0] for curve in curves.values()] or [np.ones(1)]
-    )
-    return Chart("Mean entropy, nats", [curves], log=_is_wide(values))
+    value_N = np.concatenate([np.empty(0)] + [curve.value_N for curve in curves.values()])
+    return Chart("Mean entropy, nats", [curves], log=_is_wide(value_N[value_N > 0]))
 
 
 def top_k_mass(data: TrainingAnalysis) -> Chart:

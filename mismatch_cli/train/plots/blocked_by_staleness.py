@@ -34,7 +34,8 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     look_of = looks((response.algorithm for response in data.by_staleness), figure.style)
-    columns, below = figure.style.pick(len(SHARES), 1), room_for_legend(figure, look_of)
+    columns = figure.style.pick(len(SHARES), 1)
+    below = room_for_legend(figure, look_of)
     panels = figure.panels(len(SHARES), columns=columns, height=(220, 180), below=below)
     for axes, key, title in zip(panels, SHARES, _TITLES, strict=True):
         for response in data.by_staleness:
@@ -48,7 +49,11 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: LineStyle) -> None:
-    doses = [dose for dose in response.doses if getattr(dose, key).value is not None]
-    staleness, shares = zip(*[(dose.staleness, getattr(dose, key)) for dose in doses], strict=True)
+    staleness, shares = [], []
+    for dose in response.doses:
+        share = getattr(dose, key)
+        if share.value is not None:
+            staleness.append(dose.staleness)
+            shares.append(share)
     line: dict[str, Any] = {"markersize": 5, "linestyle": look.dash, "label": response.algorithm}
     draw_bars(axes, staleness, shares, look.colour, **line)

@@ -2,6 +2,7 @@
 
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.train.plots._charts import AS_ABOVE, Chart, draw_charts, has_curves
+from mismatch_cli.train.plots._training_charts import blocked
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
 STUDY = "training"
@@ -24,17 +25,9 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _charts(data: TrainingAnalysis) -> list[Chart]:
-    shares = {
-        "Blocked, % of A > 0": "blocked_positive",
-        "Blocked, % of A < 0": "blocked_negative",
-    }
-    positive, negative = (
-        Chart(title, [data.curves(key)] if data.occurs(key) else [], from_0=True, percent=True)
-        for title, key in shares.items()
-    )
     return [
-        positive,
-        negative,
+        blocked(data, "Blocked, % of A > 0", "blocked_positive"),
+        blocked(data, "Blocked, % of A < 0", "blocked_negative"),
         Chart("Mean μ of blocked tokens", [data.curves("mu_blocked")], from_0=True),
         Chart("Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], from_0=True),
     ]

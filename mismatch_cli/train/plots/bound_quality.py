@@ -13,7 +13,7 @@ from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
     draw_curve,
     draw_legend,
-    panels_by_algorithm,
+    equal_panels,
     share_steps,
 )
 from mismatch_cli.train.studies.bound_tightness import BOUNDS, bound_qualities, tokens_per_step
@@ -40,8 +40,9 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    curves_of, look_of = _curves(data), _looks(figure.theme)
-    panels = panels_by_algorithm(figure, len(curves_of), look_of, height=(210, 170))
+    curves_of = dict(islice(bound_qualities(data).items(), _MOST))
+    look_of = _looks(figure.theme)
+    panels = equal_panels(figure, len(curves_of), look_of, height=(210, 170))
     for axes, (name, curves) in zip(panels, curves_of.items(), strict=True):
         _draw_bounds(axes, curves, look_of)
         axes.headline_name(name, counted(tokens_per_step(data.algorithms[name]), "tokens a step"))
@@ -49,10 +50,6 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
             axes.set_ylabel("bound, % of the full TV")
     share_steps(panels)
     draw_legend(figure, look_of)
-
-
-def _curves(data: TrainingAnalysis) -> dict[str, dict[str, Curve]]:
-    return dict(islice(bound_qualities(data).items(), _MOST))
 
 
 def _looks(theme: Theme) -> dict[str, LineStyle]:
@@ -64,8 +61,8 @@ def _draw_bounds(
     axes: Panel, curves: Mapping[str, Curve], look_of: Mapping[str, LineStyle]
 ) -> None:
     axes.axhline(1, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
-    for words, curve in curves.items():
-        draw_curve(axes, curve, look_of[words], name=words)
+    for bound, curve in curves.items():
+        draw_curve(axes, curve, look_of[bound], name=bound)
     axes.set_ylim(0, _TOP)
     axes.in_percent()
     axes.whole_steps(axes.style.pick(6, 5))

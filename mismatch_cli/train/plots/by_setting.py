@@ -33,22 +33,28 @@ def needs(data: TrainingAnalysis) -> bool:
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     settings = min(len(data.settings), _MOST)
     names = dict.fromkeys(run.algorithm for run in data.runs)
-    draw_grid(figure, _rows(data), names, columns=settings if settings <= _FEW + 1 else _FEW)
+    # Four settings in three columns would leave the second line of each quantity almost empty.
+    columns = settings if settings <= _FEW + 1 else _FEW
+    draw_grid(figure, _rows(data), names, columns)
 
 
 def _rows(data: TrainingAnalysis) -> list[list[Chart]]:
     """A row per quantity, with a chart per setting."""
     settings = list(data.settings.items())[:_MOST]
-    return [
-        [chart(part)._replace(setting=setting) for setting, part in settings]
-        for chart in _charts(data)
-    ]
+    rows = []
+    for chart_of in _quantities(data):
+        rows.append([chart_of(runs)._replace(setting=setting) for setting, runs in settings])
+    return rows
 
 
-def _charts(data: TrainingAnalysis) -> Iterator[Callable[[TrainingAnalysis], Chart]]:
-    named = data.eval_sets if len(data.eval_sets) > 1 else []
-    yield partial(reward, evaluations=not named)
-    yield from (partial(accuracy, name=name) for name in named)
+def _quantities(data: TrainingAnalysis) -> Iterator[Callable[[TrainingAnalysis], Chart]]:
+    """What is drawn, each quantity as the function that makes its chart from the runs of one
+    setting.
+    """
+    eval_sets = data.eval_sets if len(data.eval_sets) > 1 else []
+    yield partial(reward, evaluations=not eval_sets)
+    for name in eval_sets:
+        yield partial(accuracy, name=name)
     yield gap
     if len(data.settings) <= _FEW:
         yield from (length, entropy)

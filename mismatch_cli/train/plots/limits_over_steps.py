@@ -33,14 +33,15 @@ def charts(data: TrainingAnalysis) -> list[Chart]:
     """A chart for each metric and pair that has a limit and that steps have a number for."""
     assert data.watched is not None
     recorded = [pair for pair, key in PAIRS_OF_STEP.items() if data.has(key, "abs_dp_mean")]
-    return [
-        Chart(
-            METRICS[limited.metric].label + _OF_PAIR[limited.pair],
-            [data.curves(PAIRS_OF_STEP[limited.pair], _FIELDS[limited.metric])],
-            note=limited.text,
-            limits=limited.bounds,
-            alarms=limited.alarms,
+    all_charts = []
+    for limited in limited_metrics(data.watched, recorded):
+        # A trace has more metrics than a step of training, and a watch may limit any of them.
+        if limited.metric not in _FIELDS:
+            continue
+        title = METRICS[limited.metric].label + _OF_PAIR[limited.pair]
+        curves = data.curves(PAIRS_OF_STEP[limited.pair], _FIELDS[limited.metric])
+        chart = Chart(
+            title, [curves], note=limited.text, limits=limited.bounds, alarms=limited.alarms
         )
-        for limited in limited_metrics(data.watched, recorded)
-        if limited.metric in _FIELDS
-    ]
+        all_charts.append(chart)
+    return all_charts

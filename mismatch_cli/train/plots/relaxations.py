@@ -43,5 +43,9 @@ def _charts(runs_of: Mapping[str, Sequence[TrainingRun]]) -> list[Chart]:
 
 
 def _curves(runs_of: Mapping[str, Sequence[TrainingRun]], key: str) -> dict[str, Curve]:
-    curves = {words: curve_of(runs, key) for words, runs in runs_of.items()}
-    return {words: curve for words, curve in curves.items() if curve.has_values}
+    curves = {}
+    for name, runs in runs_of.items():
+        curve = curve_of(runs, key)
+        if curve.has_values:
+            curves[name] = curve
+    return curves

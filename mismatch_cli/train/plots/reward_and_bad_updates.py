@@ -13,8 +13,8 @@ from mismatch_cli.train.plots._charts import (
     draw_curve,
     draw_legend,
     draw_paper_values,
+    equal_panels,
     looks_of,
-    panels_by_algorithm,
     share_steps,
 )
 from mismatch_cli.train.studies.bad_update_courses import BadUpdateCourse, bad_update_courses
@@ -38,11 +38,10 @@ _RIGHT = 60  # pixels for the labels of the right axis, such as `1.5e−8`
 _HEADROOM = 1.5  # times the largest share: bad updates stay below the end of the reward
 _MARGIN = 0.05  # of the range of rewards
 _LEAST = 0.05  # of a reward: the smallest range of the axis
-_REWARD, _OF_NEGATIVE, _OF_ALL = DASHES
-_WORDS = {
-    "mean reward (left)": _REWARD,
-    "bad updates, % of A < 0 (right)": _OF_NEGATIVE,
-    "bad updates, % of all tokens (right)": _OF_ALL,
+_DASH_OF = {
+    "mean reward (left)": DASHES[0],
+    "bad updates, % of A < 0 (right)": DASHES[1],
+    "bad updates, % of all tokens (right)": DASHES[2],
 }
 
 
@@ -51,8 +50,9 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    courses, look_of = _courses(data), looks_of(data.algorithms, figure.style)
-    left = panels_by_algorithm(figure, len(courses), _WORDS, height=(230, 190), right=_RIGHT)
+    courses = dict(islice(bad_update_courses(data).items(), _MOST))
+    look_of = looks_of(data.algorithms, figure.style)
+    left = equal_panels(figure, len(courses), _DASH_OF, height=(230, 190), right=_RIGHT)
     right = [figure.second_axis(axes) for axes in left]
     for axes, second, (name, course) in zip(left, right, courses.items(), strict=True):
         _draw_course(axes, second, course, look_of[name].colour)
@@ -62,20 +62,16 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
             second.set_ylabel("bad updates, %")
     _scale(left, right)
     draw_legend(
-        figure, {words: LineStyle(figure.theme.ink, dash) for words, dash in _WORDS.items()}
+        figure, {name: LineStyle(figure.theme.ink, dash) for name, dash in _DASH_OF.items()}
     )
-
-
-def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
-    return dict(islice(bad_update_courses(data).items(), _MOST))
 
 
 def _draw_course(axes: Panel, second: Panel, course: BadUpdateCourse, colour: str) -> None:
     draw_paper_values(axes, course.of_paper)
-    reward, of_negative, of_all = _WORDS
-    draw_curve(axes, course.reward, LineStyle(colour, _REWARD), name=reward)
+    reward, of_negative, of_all = _DASH_OF
+    draw_curve(axes, course.reward, LineStyle(colour, _DASH_OF[reward]), name=reward)
     for name, curve in ((of_negative, course.of_negative), (of_all, course.of_all)):
-        draw_curve(second, curve, LineStyle(colour, _WORDS[name]), faint=True, name=name)
+        draw_curve(second, curve, LineStyle(colour, _DASH_OF[name]), faint=True, name=name)
 
 
 def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:

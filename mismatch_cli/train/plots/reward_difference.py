@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mismatch_cli.report.drawing.marks import LineStyle, parts_of
+from mismatch_cli.report.drawing.marks import LineStyle, estimate_array
 from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
 from mismatch_cli.train.plots._charts import Chart, draw_chart
 from mismatch_cli.train.studies.learning_speed import Claim
@@ -34,13 +34,13 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     claims = list(filter(_has_steps, data.claims))[:_MOST]
-    columns = min(_COLUMNS, len(claims))
+    columns = min(_COLUMNS, len(claims))  # a single panel is as wide as the figure
     panels = figure.panels(len(claims), columns=columns, height=(230, 190))
     for axes, claim in zip(panels, claims, strict=True):
-        _draw(axes, claim)
-    limits = np.array([axes.get_ylim() for axes in panels])
+        _draw_claim(axes, claim)
+    limit_P2 = np.array([axes.get_ylim() for axes in panels])
     for axes in panels:
-        axes.set_ylim(limits.min(), limits.max())
+        axes.set_ylim(limit_P2.min(), limit_P2.max())
 
 
 def _has_steps(claim: Claim) -> bool:
@@ -49,10 +49,10 @@ def _has_steps(claim: Claim) -> bool:
 
 def _curve(claim: Claim) -> Curve:
     step_N, estimates = claim.by_step
-    return Curve(step_N, *parts_of(estimates).T)
+    return Curve(step_N, *estimate_array(estimates).T)
 
 
-def _draw(axes: Panel, claim: Claim) -> None:
+def _draw_claim(axes: Panel, claim: Claim) -> None:
     (short,) = short_names([claim.title], axes.title_letters)
     chart = Chart(short, [{short: _curve(claim)}], least=_LEAST, ideal=True)
     draw_chart(axes, chart, {short: LineStyle(axes.theme.blue)})

@@ -5,7 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.drawing.marks import DASHED, LineStyle, draw_bars, margin_of, parts_of
+from mismatch_cli.report.drawing.marks import (
+    DASHED,
+    LineStyle,
+    draw_bars,
+    estimate_array,
+    margin_of,
+)
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.train.plots._charts import Chart, draw_chart, draw_legend, room_for_legend
@@ -38,19 +44,22 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     swept = families(data)
-    look_of, counts = _looks(swept, figure.style), [1 + len(family.measured) for family in swept]
+    look_of = _looks(swept, figure.style)
+    # A row of panels per family: one for each measured result, then one for the curves.
+    counts = [len(family.measured) + 1 for family in swept]
     columns = max(counts)
-    cells = [columns * row + place for row, count in enumerate(counts) for place in range(count)]
+    cells: list[int] = []
+    for row, count in enumerate(counts):
+        cells += range(columns * row, columns * row + count)
     below = room_for_legend(figure, look_of)
-    panels = iter(
-        figure.panels(len(cells), columns=columns, height=(220, 180), below=below, cells=cells)
-    )
+    panels = figure.panels(len(cells), columns=columns, height=(220, 180), below=below, cells=cells)
+    remaining = iter(panels)
     for family in swept:
         for key in family.measured:
-            _draw_ends(next(panels), family, key, look_of)
+            _draw_ends(next(remaining), family, key, look_of)
         curves = {ending.name: ending.curve for ending in family.endings}
         chart = Chart(f"Mean reward by {family.threshold}", [curves], least=_LEAST)
-        draw_chart(next(panels), chart, look_of)
+        draw_chart(next(remaining), chart, look_of)
     draw_legend(figure, look_of)
 
 
@@ -65,42 +74,44 @@ def _looks(swept: Sequence[Family], style: Style) -> dict[str, LineStyle]:
         for ending, opacity in zip(family.endings, opacities, strict=True):
             looks[ending.name] = LineStyle(colour, "-", opacity)
     others = dict.fromkeys(ending.name for family in swept for ending in family.others)
-    # The tables have the rest
-    shown = zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False)
-    return looks | {name: LineStyle(colour, DASHED) for name, colour in shown}
+    # Other algorithms without a colour are not drawn: the tables have the rest.
+    for name, colour in zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False):
+        looks[name] = LineStyle(colour, DASHED)
+    return looks
 
 
 def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, LineStyle]) -> None:
     """A result by threshold, and that of other algorithms as levels."""
     ends = [getattr(ending, key) for ending in family.endings]
     colour = look_of[family.endings[-1].name].colour
-    parts = [draw_bars(axes, family.values, ends, colour, markersize=5, label=family.name)]
+    drawn = [draw_bars(axes, family.values, ends, colour, markersize=5, label=family.name)]
     for ending in family.others:
-        estimate, look = getattr(ending, key), look_of.get(ending.name)
+        estimate = getattr(ending, key)
+        look = look_of.get(ending.name)
         if look is None or estimate.value is None:
             continue
         axes.axhline(estimate.value, **look.of_line)
         if estimate.low is not None:
             band: dict[str, Any] = {"color": look.colour, "alpha": 0.08, "linewidth": 0}
             axes.axhspan(estimate.low, estimate.high, **band)
-        parts.append(parts_of([estimate]))
-    _scale(axes, family.values, np.concatenate(parts))
+        drawn.append(estimate_array([estimate]))
+    _scale(axes, family.values, np.concatenate(drawn))
     axes.set_xlabel(f"{family.threshold} of {family.name}")
     axes.headline(f"Final {key} by {family.threshold}")
 
 
-def _scale(axes: Panel, values: Sequence[float], part_N3: np.ndarray) -> None:
+def _scale(axes: Panel, values: Sequence[float], estimate_N3: np.ndarray) -> None:
     """Show every interval, and a tick at each threshold."""
-    low, high = float(np.nanmin(part_N3)), float(np.nanmax(part_N3))
+    low, high = float(np.nanmin(estimate_N3)), float(np.nanmax(estimate_N3))
     margin = margin_of(low, high, _MARGIN, _LEAST)
     axes.set_ylim(low - margin, high + margin)
-    wide = values[0] > 0 and values[-1] > _DECADES * values[0]
-    if wide:
-        aside = (values[-1] / values[0]) ** _MARGIN
-        axes.set_xlim(values[0] / aside, values[-1] * aside)
+    first, last = values[0], values[-1]
+    if first > 0 and last > _DECADES * first:
+        factor = (last / first) ** _MARGIN
+        axes.set_xlim(first / factor, last * factor)
         axes.logarithmic("x")
     else:
-        margin = _MARGIN * (values[-1] - values[0])
-        axes.set_xlim(values[0] - margin, values[-1] + margin)
+        margin = _MARGIN * (last - first)
+        axes.set_xlim(first - margin, last + margin)
     if len(values) <= _MOST_TICKS:
         axes.set_xticks(values, [f"{value:g}" for value in values])

@@ -31,7 +31,8 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     time_of = _times(data)
     phases = phases_of(time_of.values())
     names, left = names_beside(list(time_of), figure.style)
-    columns, high = figure.style.pick(len(phases), 3), _ROW * len(names)
+    columns = figure.style.pick(len(phases), 3)
+    high = _ROW * len(names)
     legend = legend_below_height(len(phases), columns)
     (axes,) = figure.panels(1, height=(high, high), left=left, legend=legend)
     axes.name_rows(names)
@@ -42,25 +43,30 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 def _times(data: TrainingAnalysis) -> dict[str, StepTime]:
     """The mean time of a step, by algorithm that recorded it."""
-    times = {name: mean_time(runs) for name, runs in data.algorithms.items()}
-    return {name: time for name, time in times.items() if time.by_phase}
+    time_of = {}
+    for name, runs in data.algorithms.items():
+        time = mean_time(runs)
+        if time.by_phase:
+            time_of[name] = time
+    return time_of
 
 
 def alternative(data: TrainingAnalysis) -> str:
     """The seconds of each algorithm; of its phases if there are few algorithms."""
-    parts = []
+    bars = []
     for name, time in _times(data).items():
-        phases = ", ".join(f"{key} {numbers.number(part)}" for key, part in time.by_phase.items())
-        detail = f" ({phases})" if len(data.algorithms) <= _IN_DETAIL else ""
-        parts.append(f"{name}: {numbers.number(time.seconds)} s{detail}")
-    return (
-        f"Stacked bars, one for each algorithm. Horizontal: seconds per step. {'; '.join(parts)}."
-    )
+        bar = f"{name}: {numbers.number(time.seconds)} s"
+        if len(data.algorithms) <= _IN_DETAIL:
+            phases = [f"{key} {numbers.number(seconds)}" for key, seconds in time.by_phase.items()]
+            bar += f" ({', '.join(phases)})"
+        bars.append(bar)
+    return f"Stacked bars, one for each algorithm. Horizontal: seconds per step. {'; '.join(bars)}."
 
 
 def _draw_bars(axes: Panel, rows: list[StepTime], phases: list[str]) -> None:
     """The phases of each row one after the other, and their sum at the end."""
-    place_N, end_N = np.arange(len(rows)), np.zeros(len(rows))
+    place_N = np.arange(len(rows))
+    end_N = np.zeros(len(rows))
     colours = dict(zip((*PHASES, OTHER), (*axes.theme.accents, axes.theme.muted), strict=True))
     for phase in phases:
         seconds_N = np.array([row.of(phase) for row in rows])
@@ -68,6 +74,5 @@ def _draw_bars(axes: Panel, rows: list[StepTime], phases: list[str]) -> None:
         axes.barh(place_N, seconds_N, 0.62, end_N, label=phase, linewidth=0.6, **look)
         end_N += seconds_N
     for place, seconds in enumerate(end_N.tolist()):
-        words = f"{numbers.number(seconds)} s"
-        axes.annotate_beside(words, (seconds, place), (4, 0), va="center")
+        axes.annotate_beside(f"{numbers.number(seconds)} s", (seconds, place), (4, 0), va="center")
     axes.set_xlim(0, axes.style.pick(1.16, 1.28) * (end_N.max() or 1.0))  # with room for the sums

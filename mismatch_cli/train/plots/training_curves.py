@@ -40,8 +40,9 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 def _charts(data: TrainingAnalysis) -> list[Chart]:
     """All charts; with several evaluation sets, the paper's six panels come first."""
-    mismatch, shape = (gap(data), blocked(data), extremes(data)), (length(data), entropy(data))
+    mismatch = gap(data), blocked(data), extremes(data)
+    responses = length(data), entropy(data)
     if len(data.eval_sets) < 2:
-        return [reward(data, evaluations=True), *mismatch, *shape, top_k_mass(data)]
-    named = [accuracy(data, name) for name in data.eval_sets]
-    return [reward(data, evaluations=False), *named, *shape, *mismatch, top_k_mass(data)]
+        return [reward(data, evaluations=True), *mismatch, *responses, top_k_mass(data)]
+    accuracies = [accuracy(data, name) for name in data.eval_sets]
+    return [reward(data, evaluations=False), *accuracies, *responses, *mismatch, top_k_mass(data)]
