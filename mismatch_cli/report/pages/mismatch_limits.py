@@ -115,8 +115,8 @@ def _deciding(result: MismatchResult) -> Table:
 
 def _measured_rows(result: MismatchResult) -> list[_Deciding]:
     main, limits = result.main.pair, result.verdict.bars
-    # A pair with staleness has its own rows only where it exceeds a limit, so that the gap at
-    # equal weights stays the first thing that is read.
+    # Numbers of the other pairs come last, and only those that exceed a limit.
+    # All of them are in the sections of these pairs.
     chosen = [(key, main) for key in DECIDING]
     chosen += [(row.metric, row.pair) for row in limits if row.standing == EXCEEDED]
     rows = []
