@@ -237,7 +237,7 @@ def theory_section(result: ClippingResult) -> Section:
     if theory is None:
         return Section("Theory")
     words = _THEORY.format(seen=f"{theory.tv_max_of}; {theory.kl_max_of}")
-    # Rewards span at most ξ, so no policy is worse by more: a lower bound says nothing.
+    # A lower bound below −ξ holds for every policy: it says nothing of this one.
     vacuous = []
     for key in _BOUNDS:
         bound = value_of(theory.term(key)) or 0
