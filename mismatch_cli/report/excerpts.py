@@ -1,12 +1,12 @@
 """The worst tokens and responses in their context, looked up in the trace by their keys."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import repeat, starmap
 from math import exp, inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,9 @@ class ResponsePlace(Protocol):
     def prompt_id(self) -> int: ...
     @property
     def sample_index(self) -> int: ...
+
+
+P = TypeVar("P", bound=ResponsePlace)
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,10 @@ def worst_excerpts(
 ) -> tuple[list[Excerpt], list[Excerpt]]:
     """The worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
     tokens, responses = worst.abs_d, worst.responses
-    shown = _read_responses(traces, pair, {*map(_key, tokens), *map(_key, responses)})
+    read = _read_responses(traces, pair, {*map(_key, tokens), *map(_key, responses)})
     return (
-        [_token_excerpt(row, shown[_key(row)]) for row in tokens if _key(row) in shown],
-        [_response_excerpt(row, shown[_key(row)]) for row in responses if _key(row) in shown],
+        list(starmap(_token_excerpt, _with_responses(tokens, read))),
+        list(starmap(_response_excerpt, _with_responses(responses, read))),
     )
 
 
@@ -117,8 +120,18 @@ def token_excerpts(
 
 def moved_excerpts(trace: Trace, tokens: Sequence[MovedPlace]) -> list[Excerpt]:
     """Tokens of a trace in context, with log π − log μ before and after a change."""
-    shown = _read_responses([trace], PAIRS["total"], set(map(_key, tokens)))
-    return [_moved_excerpt(each, shown[_key(each)]) for each in tokens if _key(each) in shown]
+    read = _read_responses([trace], PAIRS["total"], set(map(_key, tokens)))
+    return list(starmap(_moved_excerpt, _with_responses(tokens, read)))
+
+
+def _with_responses(
+    rows: Iterable[P], responses: Mapping[Key, _Response]
+) -> Iterator[tuple[P, _Response]]:
+    """The rows whose response was read, each with it."""
+    for row in rows:
+        response = responses.get(_key(row))
+        if response is not None:
+            yield row, response
 
 
 def _key(place: ResponsePlace) -> Key:

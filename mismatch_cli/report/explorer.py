@@ -138,8 +138,9 @@ def _where(explored: Exploration) -> str:
         return " that both traces have"
     if explored.runs:
         return " to prompts in both traces"
-    traces = len(explored.traces)
-    return f" in {traces} traces" if traces > 1 else ""
+    if len(explored.traces) > 1:
+        return f" in {len(explored.traces)} traces"
+    return ""
 
 
 class _Texts:
@@ -168,7 +169,7 @@ def packed(explored: Exploration) -> str:
 
 def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
     prompts, ranks = _Texts(), explored.tokens.ranks
-    prompt_numbers = prompts.numbers(explored.prompts.values()).tolist()
+    prompt_numbers = prompts.numbers(explored.prompts.values())
     longest = min(_LONGEST_PROMPT, MOST_OF_PROMPTS // max(1, len(prompts.number)))
     head: dict[str, Any] = {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
@@ -177,7 +178,7 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
         "colour": _colour(explored),
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
-        "responses": _responses(explored, dict(zip(explored.prompts, prompt_numbers, strict=True))),
+        "responses": _responses(explored, prompt_numbers),
         "prompts": prompts.shown(longest),
         "texts": texts.shown(_LONGEST),
         "algorithms": list(map(_algorithm, explored.judged)),
@@ -193,12 +194,15 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
 def _colour(explored: Exploration) -> str:
     if explored.paired:
         return "change"
-    return "d" if explored.pair.name != "total" else "blocked"
+    if explored.pair.name == "total":
+        return "blocked"
+    return "d"
 
 
-def _responses(explored: Exploration, prompt_numbers: Mapping[int, int]) -> dict[str, list[Any]]:
-    """What identifies each response, with the number of its prompt's text."""
+def _responses(explored: Exploration, prompt_numbers: np.ndarray) -> dict[str, list[Any]]:
+    """What identifies each response, with the number of its prompt's text, or −1 without one."""
     response_S = explored.response_S
+    number_of = dict(zip(explored.prompts, prompt_numbers.tolist(), strict=True))
     return {
         "trace": response_S.trace_index.tolist(),
         "step": _exact(response_S.step),
@@ -206,7 +210,7 @@ def _responses(explored: Exploration, prompt_numbers: Mapping[int, int]) -> dict
         "sample": _exact(response_S.sample_index),
         "reward": list(map(_finite, response_S.reward.tolist())),
         "length": response_S.length.tolist(),
-        "words": [prompt_numbers.get(n, -1) for n in range(len(response_S))],
+        "words": [number_of.get(n, -1) for n in range(len(response_S))],
     }
 
 

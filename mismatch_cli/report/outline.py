@@ -192,6 +192,11 @@ class Note(str):
         return note
 
 
+def stated(facts: Iterable[tuple[str, str]]) -> Facts:
+    """The facts that have a value."""
+    return tuple((label, value) for label, value in facts if value)
+
+
 def short_note(note: str) -> str:
     """A note as a screen has it."""
     return note.short if isinstance(note, Note) else note

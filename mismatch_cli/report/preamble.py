@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shorten_paths
-from mismatch_cli.metrics.pair_summary import TokenTotals
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.models import weights_note
 from mismatch_cli.models.attention import attention_warning
 from mismatch_cli.models.positions import rescaling_warning
 from mismatch_cli.probe.tasks.answers import without_answer
-from mismatch_cli.report.outline import Facts
+from mismatch_cli.report.outline import Facts, stated
 from mismatch_cli.studies.study import imported_fact, notes_of
 from mismatch_cli.trace.origin import About, PromptFacts, Side, SkippedPrompt
 
@@ -78,7 +78,7 @@ def who_facts(about: About) -> Facts:
         "Sampling": _sampling(about),
         "Prompts": _prompts(about.prompt_facts),
     }
-    return tuple((label, value) for label, value in facts.items() if value)
+    return stated(facts.items())
 
 
 def subject_lines(about: About, counts: Coverage, unit: str = "token") -> tuple[str, str]:
@@ -145,9 +145,10 @@ def _trainer(trainer: Side | None) -> str:
     if trainer is None:
         return ""
     dtype, head = _dtype(trainer), trainer.head_dtype
-    facts = [_name(trainer), _model(trainer), dtype]
+    precision = dtype
     if head not in (dtype, None):
-        facts[-1] += f", head {head}"
+        precision += f", head {head}"
+    facts = [_name(trainer), _model(trainer), precision]
     if trainer.attn_implementation:
         facts.append(f"{trainer.attn_implementation} attention")
     return _joined(*facts, trainer.device)
@@ -203,18 +204,23 @@ def measured(counts: Coverage, tokens: str) -> str:
     )
 
 
-def left_out(about: About, first: TokenTotals, total: TokenTotals | None) -> tuple[str, ...]:
-    """What the numbers leave out, and why: of the first pair, and with staleness where that
+def left_out(about: About, main: PairSummary, total: PairSummary | None) -> tuple[str, ...]:
+    """What the numbers leave out, and why: of the main pair, and with staleness where that
     leaves out more.
     """
-    first_counts = [(getattr(first, name), text) for name, text in _LEFT_OUT.items()]
-    notes = list(left_out_of(about, first_counts))
+    of_main = by_reason(main.counts, _LEFT_OUT)
+    notes = list(left_out_of(about, of_main))
     if total is not None:
-        for (first_count, text), name in zip(first_counts, _LEFT_OUT, strict=True):
-            count = getattr(total, name)
-            if count and count != first_count:
-                notes.append(f"With staleness, {numbers.counted(count, text)}.")
+        for counted, of_total in zip(of_main, by_reason(total.counts, _LEFT_OUT), strict=True):
+            number, text = of_total
+            if number and of_total != counted:
+                notes.append(f"With staleness, {numbers.counted(number, text)}.")
     return tuple(notes)
+
+
+def by_reason(counts: object, reasons: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Counts by the names of their attributes, each with the words of what it counts."""
+    return [(getattr(counts, name), text) for name, text in reasons.items()]
 
 
 def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[str, ...]:
@@ -239,11 +245,14 @@ def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[
 
 def partial_notes(about: About) -> tuple[str, ...]:
     """A note for each incomplete trace."""
-    return tuple(
-        f"PARTIAL: {part.trace} is incomplete; the numbers cover the rest: "
-        f"{'; '.join(part.reasons)}. {part.remedy}"
-        for part in about.partial
-    )
+    notes = []
+    for shortfall in about.partial:
+        reasons = "; ".join(shortfall.reasons)
+        notes.append(
+            f"PARTIAL: {shortfall.trace} is incomplete; the numbers cover the rest: {reasons}. "
+            f"{shortfall.remedy}"
+        )
+    return tuple(notes)
 
 
 def _skipped(skipped: Sequence[SkippedPrompt]) -> str:

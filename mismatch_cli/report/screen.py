@@ -51,7 +51,9 @@ def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
 
 def screen_of(view: Outline) -> Screen | None:
     """As much of a page as a screen holds, the most important first; None without a verdict."""
-    return None if view.screen is None else _fitted(view.screen)
+    if view.screen is None:
+        return None
+    return _fitted(view.screen)
 
 
 def as_text(screen: Screen, width: int = _WIDTH) -> str:
@@ -61,7 +63,7 @@ def as_text(screen: Screen, width: int = _WIDTH) -> str:
         file=out, width=width, color_system=None, highlight=False, emoji=False, markup=False
     )
     print_screen(screen, console)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(map(str.rstrip, out.getvalue().splitlines()))
 
 
 def _fitted(screen: Screen) -> Screen:
@@ -154,14 +156,12 @@ def _brief_table(table: Table, everything: str) -> Table:
     heads = [replace(head, title=head.short or head.title) for head in table.columns]
     rows = [tuple(compress(table.rows[n], on_screen)) for n in sorted(brief.rows)]
     left_out = len(table.rows) - len(rows) if brief.counts_rest else brief.left_out
-    notes = [brief.note] if brief.note else []
-    if left_out:
-        notes.insert(0, f"… {left_out:,} more: {everything}")
+    rest = f"… {left_out:,} more: {everything}" if left_out else ""
     return Table(
         title=brief.title,
         columns=tuple(compress(heads, on_screen)),
         rows=tuple(rows),
-        note="   ".join(notes),
+        note="   ".join(filter(None, (rest, brief.note))),
     )
 
 

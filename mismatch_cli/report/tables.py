@@ -152,6 +152,21 @@ class MuBin(Protocol):
     def mu_high(self) -> float: ...
 
 
+class OnTokens(Protocol):
+    """A row about some tokens."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+T = TypeVar("T", bound=OnTokens)
+
+
+def occupied(rows: Iterable[T]) -> list[T]:
+    """The rows that have tokens: others would show a dash in every cell."""
+    return [row for row in rows if row.tokens]
+
+
 def span(row: Span) -> str:
     """`first – last`, one number if they are equal, or `first and later` without a last."""
     if row.last is None:

@@ -250,7 +250,7 @@ def _printed_columns(table: Table, width: int) -> list[list[Text]]:
     """
     titles = [column.title for column in table.columns]
     names, *values = zip(titles, *table.rows, strict=True)
-    columns = [_texts(*each) for each in zip(table.columns[1:], values, strict=True)]
+    columns = list(map(_texts, table.columns[1:], values))
     widths = [max(map(_width, texts)) for texts in columns]
     room = max(int(_NAMES * width), width - sum(widths) - len(widths))
     wrapped = [_name(name, room) for name in names[1:]]
@@ -271,7 +271,9 @@ def _row_style(values: Sequence[str]) -> str | None:
     """
     if values and not any(values):
         return "bold"
-    return "red" if "bad" in map(status_of, values) else None
+    if "bad" in map(status_of, values):
+        return "red"
+    return None
 
 
 def _push_right(cells: Sequence[Text], width: int) -> None:
@@ -295,8 +297,8 @@ def _aligned(cells: list[str]) -> list[str]:
     if len(is_lopsided) < 2:
         return cells
     values, intervals = zip(*map(_value_and_interval, cells), strict=True)
-    holds_more = any(" " in value for value in values)
-    if holds_more:
+    # Cells that hold more than a value have no place where all values could end.
+    if " " in "".join(values):
         return cells
     widest = max(map(cell_len, values))
     longest = max(map(cell_len, intervals))
@@ -332,7 +334,7 @@ def _lines(parts: Sequence[str], room: int) -> list[str]:
         if lines[-1] and cell_len(lines[-1] + part.rstrip()) > room:
             lines.append("")
         lines[-1] += part
-    return [line.rstrip() for line in lines]
+    return list(map(str.rstrip, lines))
 
 
 def _excerpt(excerpt: Excerpt) -> RenderableType:

@@ -25,6 +25,7 @@ from mismatch_cli.report.pages.clipping_thresholds import (
 from mismatch_cli.report.pages.clipping_verdict import next_commands, remarks, verdict
 from mismatch_cli.report.preamble import (
     MASKED,
+    by_reason,
     command_line,
     left_out_of,
     measured,
@@ -167,9 +168,7 @@ def _notes(result: ClippingResult) -> Iterator[str]:
     # Who names an algorithm has to hear first that it cannot be judged; else it is a detail.
     if result.names_algorithms:
         yield from _unsupported(result)
-    yield from left_out_of(
-        about, [(getattr(counts, name), text) for name, text in _LEFT_OUT.items()]
-    )
+    yield from left_out_of(about, by_reason(counts, _LEFT_OUT))
     for column, responses in counts.lacking.items():
         if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
             yield _LACKING.format(number=numbers.count(responses), column=column)

@@ -22,6 +22,7 @@ from mismatch_cli.report.tables import (
     filled,
     mu_bin,
     number,
+    occupied,
     percent,
     plain,
     span,
@@ -132,7 +133,9 @@ def _most_important_first(result: ClippingResult, masks: Sequence[OneMask]) -> l
 def _same(masks: Sequence[OneMask]) -> str:
     """Which algorithms share a row, in words."""
     merged = [" = ".join((mask.row.name, *mask.others)) for mask in masks if mask.others]
-    return f"Same result on these tokens: {'; '.join(merged)}. " if merged else ""
+    if not merged:
+        return ""
+    return f"Same result on these tokens: {'; '.join(merged)}. "
 
 
 def _shares(result: ClippingResult) -> list[TextColumn[OneMask]]:
@@ -257,7 +260,7 @@ def _part(
     """The parts with tokens; a terminal shows the compared pair only."""
     return table(
         f"{mask.label}, by {by}",
-        [row for row in rows if row.tokens],
+        occupied(rows),
         columns,
         fold=f"{mask.label}, by μ, position and step",
         terminal_rows=_ROWS_ON_TERMINAL if mask.row in result.leading else 0,

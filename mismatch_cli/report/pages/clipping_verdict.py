@@ -9,7 +9,7 @@ from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.update_table import THEORY
-from mismatch_cli.report.outline import Facts, Verdict
+from mismatch_cli.report.outline import Facts, Verdict, stated
 from mismatch_cli.report.pages.clipping_thresholds import FAMILIES
 from mismatch_cli.report.tables import in_words, number, share
 from mismatch_cli.rules import trust_regions
@@ -67,13 +67,14 @@ def _equal(result: ClippingResult) -> Iterator[str]:
 
 def remarks(result: ClippingResult) -> Facts:
     """What the shares do not say, and where a threshold is explained."""
-    facts = (
-        ("Overlap", _overlap(result)),
-        ("Bad updates", _bad_updates(result)),
-        ("Theory", _theory(result)),
-        _GUIDE,
+    return stated(
+        (
+            ("Overlap", _overlap(result)),
+            ("Bad updates", _bad_updates(result)),
+            ("Theory", _theory(result)),
+            _GUIDE,
+        )
     )
-    return tuple((label, text) for label, text in facts if text)
 
 
 def _overlap(result: ClippingResult) -> str:

@@ -25,6 +25,7 @@ from mismatch_cli.report.preamble import (
     GAPS,
     LEADING,
     MASKED,
+    by_reason,
     command_line,
     left_out_of,
     measured,
@@ -203,8 +204,7 @@ def _notes(result: ComparisonResult) -> tuple[str, ...]:
 
 
 def _left_out(trace: ComparedTrace) -> list[str]:
-    masked = [(getattr(trace.summary.counts, name), text) for name, text in MASKED.items()]
-    notes = list(left_out_of(trace.about, masked))
+    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, MASKED)))
     if trace.left_out:
         notes.append(
             f"{numbers.count(trace.left_out)} of {numbers.count(trace.responses)} responses are "

@@ -182,7 +182,9 @@ def _may_be(suspects: Sequence[SuspectRow]) -> str:
         if row.check is not None and not row.needs:
             title = module(row.check).TITLE
             causes.append(f"“{title}”, which explains {share(row.explains)} of it")
-    return f"It may be {'; or '.join(causes)}." if causes else ""
+    if not causes:
+        return ""
+    return f"It may be {'; or '.join(causes)}."
 
 
 def _first_suspect(analysis: DiagnosisAnalysis) -> str:
@@ -225,7 +227,9 @@ def _not_tested(analysis: DiagnosisAnalysis) -> str:
         if row.needs:
             titles.setdefault(row.needs, []).append(row.title)
     by_need = [f"{need}: {', '.join(names)}" for need, names in titles.items()]
-    return f"Not tested. {'; '.join(by_need)}." if by_need else ""
+    if not by_need:
+        return ""
+    return f"Not tested. {'; '.join(by_need)}."
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:

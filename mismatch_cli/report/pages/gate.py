@@ -85,7 +85,7 @@ def _tables(result: GateAnalysis) -> tuple[Table, ...]:
     )
     sources = table(
         "Sources",
-        [check for check in checks if source_text(check)],
+        filter(source_text, checks),
         [limit, text("source", source_text)],
     )
     return (limits, *filled(reasons, sources))
@@ -179,8 +179,7 @@ def _next(result: GateAnalysis) -> Facts:
 
 def _notes(result: GateAnalysis) -> tuple[str, ...]:
     measured = result.measured.result
-    counts, total = measured.main.counts, measured.total
-    notes = left_out(measured.about, counts, total.counts if total else None)
+    notes = left_out(measured.about, measured.main, measured.total)
     if result.baseline is None:
         return notes
     return (*notes, *_of_baseline(result, result.baseline.result.about))

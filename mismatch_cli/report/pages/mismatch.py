@@ -51,6 +51,7 @@ from mismatch_cli.report.tables import (
     metric_row,
     mu_bin,
     number,
+    occupied,
     plain,
     span,
     table,
@@ -86,7 +87,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
         title="How far apart are rollout and trainer?",
         about=about_facts(result.about, main.counts),
         subject=subject_lines(result.about, main.counts),
-        notes=left_out(result.about, main.counts, result.total.counts if result.total else None),
+        notes=left_out(result.about, main, result.total),
         headline=_headline(result),
         leading=tuple(with_limit(_row(main, key), bars, main.pair) for key in LEADING),
         verdict=verdict(result.verdict),
@@ -199,7 +200,7 @@ def _setting(suspect: Suspect) -> str:
 
 def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
     """Where the gap is: by μ, by position and by turn."""
-    bins, positions, turns = _occupied_bins(pair), pair.positions, pair.turns
+    bins, positions, turns = occupied(pair.volatility), pair.positions, pair.turns
     profiles = []
     if len(bins) > 1:
         ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
@@ -286,10 +287,6 @@ def _group(pair: PairSummary, title: str) -> MetricGroup:
     return MetricGroup(title, tuple(rows))
 
 
-def _occupied_bins(pair: PairSummary) -> list[ProbabilityBin]:
-    return [row for row in pair.volatility if row.tokens]
-
-
 def _row(pair: PairSummary, key: str) -> MetricRow:
     return metric_row(METRICS[key], pair.metrics[key])
 
@@ -316,7 +313,7 @@ def _volatility_section(pair: PairSummary) -> Section:
 def _volatility_table(
     title: str, pair: PairSummary, keys: Sequence[str], show: Callable[[Estimate], str]
 ) -> Table:
-    bins = _occupied_bins(pair)
+    bins = occupied(pair.volatility)
     columns = [col("μ", mu_bin), col("tokens", lambda row: numbers.count(row.tokens))]
     for key, metric in VOLATILITY.items():
         if key in keys and any(row.metrics[key].value is not None for row in bins):

@@ -146,7 +146,9 @@ def _strictest(limits: Sequence[LimitRow], key: str, pair: str) -> LimitRow | No
     """The limit on a metric that decides: an exceeded one before others, else the smallest."""
     of_pair = [row for row in limits if row.metric == key and row.pair == pair]
     judged = strictest_first([row for row in of_pair if row.is_judged])
-    return judged[0] if judged else None
+    if not judged:
+        return None
+    return judged[0]
 
 
 def _limit(row: _Deciding) -> str:

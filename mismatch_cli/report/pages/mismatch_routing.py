@@ -11,6 +11,7 @@ from mismatch_cli.report.tables import (
     in_words,
     metric_row,
     mu_bin,
+    occupied,
     percent,
     plain,
     table,
@@ -82,7 +83,7 @@ def _by_flips(routing: RoutingSummary) -> Table:
     abs_d, of_gap = ROUTING["abs_d_flipped"], ROUTING["share_of_gap"]
     return table(
         "By number of flipped layers",
-        [row for row in routing.by_flips if row.tokens],
+        occupied(routing.by_flips),
         [
             col("layers", _layers),
             col("tokens", lambda row: numbers.count(row.tokens)),
@@ -95,7 +96,7 @@ def _by_flips(routing: RoutingSummary) -> Table:
 def _by_mu(routing: RoutingSummary) -> Table:
     return table(
         "By rollout probability",
-        [row for row in routing.by_mu if row.tokens],
+        occupied(routing.by_mu),
         [
             col("μ", mu_bin),
             col("tokens", lambda row: numbers.count(row.tokens)),
@@ -105,7 +106,7 @@ def _by_mu(routing: RoutingSummary) -> Table:
 
 
 def _by_layer(routing: RoutingSummary) -> Table:
-    layers = [row for row in routing.layers if row.tokens]
+    layers = occupied(routing.layers)
     agreement = ROUTING["agreement"]
     return table(
         "By layer",
