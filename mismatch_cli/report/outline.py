@@ -95,9 +95,9 @@ class Brief:
     left_out: int = 0  # rows for which there was no room
 
     @classmethod
-    def first(cls, rows: int, **words: Any) -> Brief:
-        """The first rows of a table."""
-        return cls(range(rows), **words)
+    def first(cls, rows: int, **others: Any) -> Brief:
+        """The first rows of a table, with the other fields as given."""
+        return cls(range(rows), **others)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Table:
 
 
 def status_of(cell: str) -> Status:
-    """The status that a cell begins with the sign of, as `✘ EXCEEDED`; else empty."""
+    """The status whose sign a cell begins with, as `✘ EXCEEDED`; else empty."""
     return _STATUS_OF_SIGN.get(cell[:2], "")
 
 
@@ -331,7 +331,7 @@ class Outline:
         for section in self.sections:
             for group in section.groups:
                 metrics += [row.metric for row in group.rows]
-            # All columns come before all rows, as readers meet heads before names.
+            # Two loops, not one: the definitions of all columns come before those of rows.
             for table in section.tables:
                 metrics += [column.metric for column in table.columns if column.metric]
             for table in section.tables:

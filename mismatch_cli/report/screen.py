@@ -105,10 +105,10 @@ def _smaller(screen: Screen, most: int) -> Screen | None:
     return None
 
 
-def _leaving_out(name: str, screen: Screen, **rest: Any) -> Screen:
-    """The screen with the rest of something, and its name among what is left out."""
+def _leaving_out(name: str, screen: Screen, **smaller: Any) -> Screen:
+    """The screen with less in some of its fields, and the name of what that leaves out."""
     names = dict.fromkeys((*screen.left_out, name))
-    return replace(screen, left_out=tuple(names), **rest)
+    return replace(screen, left_out=tuple(names), **smaller)
 
 
 def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
