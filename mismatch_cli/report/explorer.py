@@ -68,6 +68,7 @@ def explorer_view(explored: Exploration) -> ExplorerView:
 
 
 def _text(explored: Exploration) -> str:
+    """What the tokens on the page are, and how to explore them."""
     policy = _POLICIES[explored.pair.name]
     sentences = [_number_of_tokens(explored), *_settings(explored), f"π is {policy}."]
     if explored.judged and not explored.judged_alike:

@@ -297,7 +297,7 @@ def _aligned(cells: list[str]) -> list[str]:
     if len(is_lopsided) < 2:
         return cells
     values, intervals = zip(*map(_value_and_interval, cells), strict=True)
-    # Cells that hold more than a value have no place where all values could end.
+    # Where a cell holds two values, as `3 of 7`, they cannot all end at one place.
     if " " in "".join(values):
         return cells
     widest = max(map(cell_len, values))

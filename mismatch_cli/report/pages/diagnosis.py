@@ -1,6 +1,5 @@
 """The page of a diagnosis: an `Outline`, which terminal and HTML print."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -213,23 +212,32 @@ def _beside_expected(analysis: DiagnosisAnalysis) -> str:
 
 def _checks_made(analysis: DiagnosisAnalysis) -> str:
     """How many checks were made, and what the others need."""
-    checks, untested = len(analysis.result.findings), analysis.result.untested
-    sentences = [f"{checks - len(untested)} of {checks} made"]
-    for need, number in Counter(row.needs for row in untested if row.needs).items():
-        sentences.append(f"{need} allows {number} more")
+    checks, untested = len(analysis.result.findings), len(analysis.result.untested)
+    sentences = [f"{checks - untested} of {checks} made"]
+    for need, rows in _untested_by_need(analysis).items():
+        sentences.append(f"{need} allows {len(rows)} more")
     return "; ".join(sentences)
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
     """The checks that more input would allow, by what to type for them."""
-    titles: dict[str, list[str]] = {}
+    sentences = []
+    for need, rows in _untested_by_need(analysis).items():
+        sentences.append(f"{need}: {', '.join(row.title for row in rows)}")
+    if not sentences:
+        return ""
+    return f"Not tested. {'; '.join(sentences)}."
+
+
+def _untested_by_need(analysis: DiagnosisAnalysis) -> dict[str, list[FindingRow]]:
+    """The checks that were not made, by what to type for them; without those that nothing would
+    allow.
+    """
+    by_need: dict[str, list[FindingRow]] = {}
     for row in analysis.result.untested:
         if row.needs:
-            titles.setdefault(row.needs, []).append(row.title)
-    by_need = [f"{need}: {', '.join(names)}" for need, names in titles.items()]
-    if not by_need:
-        return ""
-    return f"Not tested. {'; '.join(by_need)}."
+            by_need.setdefault(row.needs, []).append(row)
+    return by_need
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
@@ -283,14 +291,12 @@ def _of_suspect(analysis: DiagnosisAnalysis) -> Facts:
 
 def _of_check(analysis: DiagnosisAnalysis) -> Facts:
     """The first thing to type that allows more checks, and the first of these."""
-    allowed = [row for row in analysis.result.untested if row.needs]
-    if not allowed:
-        return ()
-    first = allowed[0]
-    number = [row.needs for row in allowed].count(first.needs)
-    causes = numbers.things(number, "more cause")
-    shows = f"tests {causes}, such as {first.title[0].lower()}{first.title[1:]}"
-    return ((analysis.line_that_tests(first.needs), shows),)
+    for need, rows in _untested_by_need(analysis).items():
+        title = rows[0].title
+        causes = numbers.things(len(rows), "more cause")
+        shows = f"tests {causes}, such as {title[0].lower()}{title[1:]}"
+        return ((analysis.line_that_tests(need), shows),)
+    return ()
 
 
 def _import_again(analysis: DiagnosisAnalysis) -> Facts:

@@ -203,37 +203,35 @@ def junit(result: GateAnalysis) -> str:
     """A suite per set of limits and a test case per limit, with the same name in every run so
     that CI can track it.
     """
-    is_refused = bool(result.refused)
-    root = Element("testsuites", _attributes(_SUITES, result.checks, is_refused))
+    refused = 1 if result.refused else 0
+    root = Element("testsuites", _attributes(_SUITES, result.checks, refused))
     for limit_set in result.sets:
         checks = [check for check in result.checks if check.limits == limit_set.name]
         suite = _add_suite(root, limit_set.name, checks)
         _add_properties(suite, result, limit_set)
         for check in checks:
             _add_case(suite, check)
-    if is_refused:
-        suite = _add_suite(root, _WHOLE, [], is_refused)
+    if refused:
+        suite = _add_suite(root, _WHOLE, [], refused)
         case = SubElement(suite, "testcase", classname="mismatch-cli.gate", name=_WHOLE, time="0")
         SubElement(case, "failure", type="PartialTrace", message=visible(result.refused))
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_suite(
-    root: Element, name: str, checks: Sequence[Check], is_refused: bool = False
-) -> Element:
-    attributes = _attributes(name, checks, is_refused) | {"skipped": "0"}
+def _add_suite(root: Element, name: str, checks: Sequence[Check], refused: int = 0) -> Element:
+    attributes = _attributes(name, checks, refused) | {"skipped": "0"}
     return SubElement(root, "testsuite", attributes)
 
 
-def _attributes(name: str, checks: Sequence[Check], is_refused: bool) -> dict[str, str]:
-    """The counts of a suite, in which a refused trace is one more test, which fails."""
+def _attributes(name: str, checks: Sequence[Check], refused: int) -> dict[str, str]:
+    """The counts of a suite; refused traces are one more test, which fails."""
     judged = [check for check in checks if check.is_judged]
     failures = [check.holds for check in judged].count(False)
     return {
         "name": visible(name),
-        "tests": str(len(checks) + is_refused),
-        "failures": str(failures + is_refused),
+        "tests": str(len(checks) + refused),
+        "failures": str(failures + refused),
         "errors": str(len(checks) - len(judged)),
         "time": "0",
     }
