@@ -145,7 +145,7 @@ def _sections(result: ComparisonResult) -> tuple[Section, ...]:
             stays=True,
         ),
         Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
-        # Sections for figures, which name them
+        # These hold only figures, whose plots name them.
         Section("Distribution of the gap"),
         Section("Ratio and TV by probability"),
         Section("By position in the response"),
