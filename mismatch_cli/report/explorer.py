@@ -116,7 +116,7 @@ def _number_of_tokens(explored: Exploration) -> str:
         return f"All {numbers.things(tokens, 'token')} of {of_responses}{where}."
     whole = int(np.count_nonzero(explored.whole_P))
     windows = len(explored.prompts) - whole
-    groups = []
+    groups: list[str] = []
     for number, words in (
         (whole, "whole"),
         (windows, f"in windows of {WINDOW} tokens around those in the lists"),

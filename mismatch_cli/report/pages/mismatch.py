@@ -314,7 +314,10 @@ def _volatility_table(
     title: str, pair: PairSummary, keys: Sequence[str], show: Callable[[Estimate], str]
 ) -> Table:
     bins = occupied(pair.volatility)
-    columns = [col("μ", mu_bin), col("tokens", lambda row: numbers.count(row.tokens))]
+    columns: list[TextColumn[ProbabilityBin]] = [
+        col("μ", mu_bin),
+        col("tokens", lambda row: numbers.count(row.tokens)),
+    ]
     for key, metric in VOLATILITY.items():
         if key in keys and any(row.metrics[key].value is not None for row in bins):
             columns.append(_spread(metric, show))
