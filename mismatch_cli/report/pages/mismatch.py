@@ -200,7 +200,7 @@ def _setting(suspect: Suspect) -> str:
 
 def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
     """Where the gap is: by μ, by position and by turn."""
-    bins, positions, turns = occupied(pair.volatility), pair.positions, pair.turns
+    bins, positions = occupied(pair.volatility), pair.positions
     profiles = []
     if len(bins) > 1:
         ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
@@ -210,9 +210,10 @@ def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
         ends = str(positions[0].first), str(positions[-1].last)
         gaps = [row.abs_d_mean for row in positions]
         profiles.append(_profile("by position", gaps, ends, "mean |Δlog p|"))
-    if len(turns) > 1:
-        gaps = [row.abs_d_mean for row in turns]
-        profiles.append(_profile("by turn", gaps, ("1", span(turns[-1])), "mean |Δlog p|"))
+    if len(pair.turns) > 1:
+        gaps = [row.abs_d_mean for row in pair.turns]
+        ends = "1", span(pair.turns[-1])
+        profiles.append(_profile("by turn", gaps, ends, "mean |Δlog p|"))
     return tuple(profiles)
 
 
