@@ -77,10 +77,12 @@ def make_case(tokens: int, hidden: int, vocabulary: int, dtype: str) -> Case:
     )
 
 
-def loss_of(case: Case, coefficient_of: CoefficientOf, known: LogpPass | None = None) -> Tensor:
+def loss_of(
+    case: Case, coefficient_of: CoefficientOf, first_pass: LogpPass | None = None
+) -> Tensor:
     head = Head(case.weight_VH)
     return policy_gradient_loss(
-        case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, known=known
+        case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, first_pass=first_pass
     ).loss
 
 

@@ -53,7 +53,7 @@ class QuantisedAsSent(SentWeights):
 
     kind = "fp8"
 
-    def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
+    def _round(self, weight: torch.Tensor) -> torch.Tensor:
         return quantised(weight, self.kind)
 
 

@@ -48,6 +48,14 @@ _NOT_RESULTS = {
     "report/excerpts.py": ("group",),
     "train/commands/train.py": ("record", "values"),
 }
+# Fields that are keys of files: they cannot be renamed
+_KEYS_OF_FILES = {
+    "limits/causes.py": "seen",
+    "limits/suspects.py": "seen",
+    "studies/curation.py": "kept",
+    "studies/diagnosis_result.py": "seen",
+    "studies/watch_state.py": "told",
+}
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
 _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.BoolOp,
@@ -216,7 +224,7 @@ def no_nouns() -> Places:
             name = node.arg if isinstance(node, ast.arg) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id
-            if name in NO_NAMES:
+            if name in NO_NAMES and name != _KEYS_OF_FILES.get(file.name):
                 yield f"{file.place(node)} {name}"
 
 
@@ -306,6 +314,13 @@ RATES: dict[str, type | tuple[type, ...]] = {
     "conditional-expressions": ast.IfExp,
     "assignment-expressions": ast.NamedExpr,
 }
+# What is rare enough to be read once: a ratchet is not lowered any further
+READS_WELL = {
+    "instrument-comprehensions": 4,
+    "instrument-conditional-expressions": 2.3,
+    "instrument-assignment-expressions": 0.15,
+    "instrument-lines-per-comment": 100,
+}
 # Constructs that one has to read twice, counted in the instrument's rooms too
 READ_TWICE = (
     "large-functions", "branched-functions", "arithmetic-on-conditions", "nested-comprehensions",
@@ -359,9 +374,11 @@ def tokens_by_room() -> Counter[str]:
 def lower() -> None:
     """Write what has fallen; what has risen stays, and the test keeps failing."""
     old = ratchets() if RATCHETS.exists() else {}
-    lines = [f"{name} = {min(value, old.get(name, value)):g}" for name, value in measured().items()]
-    head = "# What tests/house.py counts, as it is today: no number may rise.\n"
-    RATCHETS.write_text(head + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+    lines = ["# What tests/house.py counts, as it is today: no number may rise."]
+    for name, value in measured().items():
+        lowest = READS_WELL.get(name, 0)
+        lines.append(f"{name} = {max(lowest, min(value, old.get(name, value))):g}")
+    RATCHETS.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> None:

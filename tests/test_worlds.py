@@ -164,7 +164,8 @@ def test_rules_on_batches_find_the_same_in_numpy_and_torch(dtype: torch.dtype) -
                 )
             found = {rule: settled(rule, [sides[0]]) for rule in rules}
             seen = [
-                (replace(given, batches=given.batches.settled(found)), x_T) for given, x_T in sides
+                (replace(given, batches=given.batches.with_values(found)), x_T)
+                for given, x_T in sides
             ]
             kept_N, kept_T = (np.asarray(keep_T(ROWS[name], *side)) for side in seen)
             assert (kept_N != kept_T).sum() <= 1  # within rounding of PPO's clip

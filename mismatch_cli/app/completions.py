@@ -19,12 +19,12 @@ def algorithms() -> list[str]:
     installed packages.
     """
     from mismatch_cli.rules import trust_regions, weights
-    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, TAKEN, VARIANTS
+    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, USUAL_WORDS, VARIANTS
 
     return [
         *TABLE,
         *ALIASES,
-        *TAKEN,
+        *USUAL_WORDS,
         *VARIANTS,
         *registry.names(trust_regions.PACKAGE),
         *registry.installed(weights.PACKAGE),

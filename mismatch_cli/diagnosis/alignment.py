@@ -25,10 +25,8 @@ _FURTHEST, _SHARED, _FITS_FAR = 64, 12, 0.2
 _MOST_TRIED = 512  # responses
 _MOST = 2.0  # nats: cap on one token, so that a single outlier does not decide
 SHORTEST = 6  # tokens: in fewer, some lag fits by chance
-_AS_GOOD, _AS_SMALL = (
-    1.1,
-    0.01,
-)  # times, and nats: a whole shift is simpler than one from a token on
+# Times, and nats: a whole shift is simpler than one from a token on
+_AS_GOOD, _AS_SMALL = 1.1, 0.01
 _HEAD = 3  # tokens that must fit unshifted before a shift may begin
 _REAL = 0.15  # mean nats per token: a shift makes a larger gap
 _OF_STEPS = 0.5  # of what log μ changes from token to token, where that is less: a peaked policy
@@ -60,18 +58,16 @@ class Alignment:
 
 def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and its first token, that leave the smallest gap."""
-    spans = list(sample.spans())
     real = real_gap(sample)
-    alignments = [
-        aligned(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans
+    columns = [
+        (sample.logq_T[span], sample.logp_T[span], sample.counts_T[span]) for span in sample.spans()
     ]
+    alignments = [aligned(*own, real) for own in columns]
     gap_S, lag_S, start_S, better_S = np.array(alignments, dtype=np.float64).reshape(-1, 4).T
-    misfit = np.flatnonzero((lag_S == 0) & (gap_S >= real))
-    for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
-        span = spans[s]
-        lag_S[s] = far_lag(
-            sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], float(gap_S[s])
-        )
+    misfit: list[int] = np.flatnonzero((lag_S == 0) & (gap_S >= real)).tolist()
+    # Far lags take time: of very many misfits, evenly spread ones show whether there is one
+    for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)]:
+        lag_S[s] = far_lag(*columns[s], float(gap_S[s]))
         better_S[s] = better_S[s] or lag_S[s] != 0
     return Alignment(gap_S, lag_S.astype(np.int64), start_S.astype(np.int64), better_S > 0)
 
@@ -82,8 +78,10 @@ def real_gap(sample: Sample) -> float:
     """
     step_T = np.abs(np.diff(sample.logq_T))
     inside_T = sample.counts_T[1:] & sample.counts_T[:-1] & (np.diff(sample.response_T) == 0)
+    if not inside_T.any():
+        return _REAL
     steps = np.minimum(step_T[inside_T], _MOST)
-    return min(_REAL, _OF_STEPS * float(steps.mean())) if len(steps) else _REAL
+    return min(_REAL, _OF_STEPS * float(steps.mean()))
 
 
 def far_lag(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, gap: float) -> int:
@@ -106,59 +104,70 @@ def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.
     left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
         if chosen_S[s]:
-            lag, start = int(alignment.lag_S[s]), int(alignment.from_S[s])
-            at = np.arange(start, span.stop - span.start) + lag
-            inside = (at >= 0) & (at < span.stop - span.start)
-            own = np.arange(span.start + start, span.stop)
-            source = span.start + at[inside]
-            left_T[own] = np.nan
-            known_I = np.where(sample.counts_T[source], sample.logp_T[source], np.nan)
-            left_T[own[inside]] = known_I - sample.logq_T[own[inside]]
-    return left_T[sample.kept]
+            shifted = np.arange(span.start + int(alignment.from_S[s]), span.stop)
+            partner = shifted + int(alignment.lag_S[s])
+            has_partner = (partner >= span.start) & (partner < span.stop)
+            left_T[shifted] = np.nan
+            shifted, partner = shifted[has_partner], partner[has_partner]
+            logp_I = np.where(sample.counts_T[partner], sample.logp_T[partner], np.nan)
+            left_T[shifted] = logp_I - sample.logq_T[shifted]
+    return left_T[sample.index_N]
 
 
 def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
     """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the shifted responses, if
     there are any.
     """
-    sums = {lag: np.zeros(2) for lag in sorted((0, *LAGS))}
-    out_of_step_S = alignment.lag_S != 0
-    for s, span in enumerate(sample.spans()):
-        if out_of_step_S.any() and not out_of_step_S[s]:
-            continue
-        for lag in sums:
-            cost_T = _cost(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], lag)
-            known = np.isfinite(cost_T)
-            sums[lag] += (cost_T[known].sum(), known.sum())
-    return {
-        lag: float(total / count) if count else float("nan") for lag, (total, count) in sums.items()
-    }
+    shown_S = alignment.lag_S != 0
+    if not shown_S.any():
+        shown_S = np.ones(sample.num_responses, dtype=bool)
+    scan = {}
+    for lag in sorted((0, *LAGS)):
+        total, count = 0.0, 0
+        for s, span in enumerate(sample.spans()):
+            if shown_S[s]:
+                own = sample.logq_T[span], sample.logp_T[span], sample.counts_T[span]
+                cost_T = _cost(*own, lag)
+                measured_T = np.isfinite(cost_T)
+                total += float(cost_T[measured_T].sum())
+                count += int(measured_T.sum())
+        scan[lag] = total / count if count else float("nan")
+    return scan
 
 
 def aligned(
     logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, real: float
 ) -> tuple[float, int, int, bool]:
-    zero_T = _cost(logq_T, logp_T, counts_T, 0)
-    gap = _mean(zero_T)
-    if not gap >= real or np.isfinite(zero_T).sum() < SHORTEST:
+    """The gap, lag, first shifted token and `better` of one response, as `Alignment` has them.
+
+    `real`: the least gap for which a lag is looked for, mean nats per token.
+    """
+    unshifted_T = _cost(logq_T, logp_T, counts_T, 0)
+    gap = _mean(unshifted_T)
+    if not gap >= real or np.isfinite(unshifted_T).sum() < SHORTEST:
         return gap, 0, 0, False
+    # A peaked policy has few uncertain tokens, too few for a first shifted one
     if gap < _REAL:
-        lag = _whole_lag(logq_T, logp_T, counts_T, zero_T, gap)
+        lag = _whole_lag(logq_T, logp_T, counts_T, unshifted_T, gap)
         return gap, lag, 0, lag != 0
-    best = (gap, 0, 0)
-    head_T = np.concatenate([[0.0], np.nancumsum(zero_T)])
+    best_left, best_lag, best_start = gap, 0, 0
+    before_T1 = np.concatenate([[0.0], np.nancumsum(unshifted_T)])
     for lag in LAGS:
-        cost_T = _cost(logq_T, logp_T, counts_T, lag)
-        left, start = _best_start(head_T, cost_T)
-        if left < best[0]:
-            best = (left, lag, start)
-    left, lag, start = best
-    better = left < _FITS_BETTER * gap
-    return (gap, 0, 0, better) if lag == 0 or left > _FITS * gap else (gap, lag, start, better)
+        left, start = _best_start(before_T1, _cost(logq_T, logp_T, counts_T, lag))
+        if left < best_left:
+            best_left, best_lag, best_start = left, lag, start
+    better = best_left < _FITS_BETTER * gap
+    if best_left > _FITS * gap:
+        return gap, 0, 0, better
+    return gap, best_lag, best_start, better
 
 
 def _whole_lag(
-    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, zero_T: np.ndarray, gap: float
+    logq_T: np.ndarray,
+    logp_T: np.ndarray,
+    counts_T: np.ndarray,
+    unshifted_T: np.ndarray,
+    gap: float,
 ) -> int:
     """The lag that fits a whole response of a peaked policy; 0 if none does.
 
@@ -167,28 +176,31 @@ def _whole_lag(
     left = {}
     for lag in LAGS:
         cost_T = _cost(logq_T, logp_T, counts_T, lag)
-        left[lag] = _mean(np.where(np.isfinite(cost_T), cost_T, zero_T))
+        left[lag] = _mean(np.where(np.isfinite(cost_T), cost_T, unshifted_T))
     best = min(left, key=lambda lag: left[lag])
     return best if left[best] <= _FITS * gap else 0
 
 
-def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
-    """The best start of the shift, with the mean cost if tokens before it are unshifted."""
-    known_T = np.isfinite(cost_T)
-    tail_T = np.concatenate([np.nancumsum(cost_T[::-1])[::-1], [0.0]])
-    after_T = np.concatenate([np.cumsum(known_T[::-1])[::-1], [0]])
-    length = len(cost_T)
-    starts = np.arange(length + 1)
-    possible = (after_T >= SHORTEST) & ((starts == 0) | (starts >= _HEAD))
-    if not possible.any():
+def _best_start(before_T1: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
+    """The mean cost of a response that is shifted from some token on, and that token, where the
+    mean is smallest.
+
+    `before_T1` is the sum of the unshifted costs before each token, `cost_T` a token's shifted
+    cost.
+    """
+    after_T1 = np.concatenate([np.nancumsum(cost_T[::-1])[::-1], [0.0]])
+    count_after_T1 = np.concatenate([np.cumsum(np.isfinite(cost_T)[::-1])[::-1], [0]])
+    start_T1 = np.arange(len(cost_T) + 1)
+    possible_T1 = (count_after_T1 >= SHORTEST) & ((start_T1 == 0) | (start_T1 >= _HEAD))
+    if not possible_T1.any():
         return np.inf, 0
-    mean_T = np.where(possible, (head_T + tail_T) / np.maximum(starts + after_T, 1), np.inf)
-    start = int(np.argmin(mean_T))
-    whole = mean_T[0]
-    # The simpler explanation, if about as good
-    if start and possible[0] and whole <= _AS_GOOD * mean_T[start] + _AS_SMALL:
-        return float(whole), 0
-    return float(mean_T[start]), start
+    mean_T1 = (before_T1 + after_T1) / np.maximum(start_T1 + count_after_T1, 1)
+    mean_T1 = np.where(possible_T1, mean_T1, np.inf)
+    start = int(np.argmin(mean_T1))
+    # A whole shift is the simpler explanation, if about as good
+    if mean_T1[0] <= _AS_GOOD * mean_T1[start] + _AS_SMALL:
+        start = 0
+    return float(mean_T1[start]), start
 
 
 def _cost(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, lag: int) -> np.ndarray:
@@ -199,15 +211,16 @@ def _cost(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, lag: int
         return cost_T
     q = slice(max(0, -lag), max(0, -lag) + length)
     p = slice(max(0, lag), max(0, lag) + length)
-    counted = counts_T[q] & counts_T[p]
     with np.errstate(invalid="ignore"):
-        cost_T[q] = np.where(counted, np.minimum(np.abs(logp_T[p] - logq_T[q]), _MOST), np.nan)
+        gap_I = np.minimum(np.abs(logp_T[p] - logq_T[q]), _MOST)
+    cost_T[q] = np.where(counts_T[q] & counts_T[p], gap_I, np.nan)
     return cost_T
 
 
 def _mean(cost_T: np.ndarray) -> float:
-    known = cost_T[np.isfinite(cost_T)]
-    return float(known.mean()) if len(known) else 0.0
+    """The mean over the tokens that have a cost; 0 without any."""
+    measured = cost_T[np.isfinite(cost_T)]
+    return float(measured.mean()) if len(measured) else 0.0
 
 
 HEAD_TOKENS = 128  # of a response
@@ -232,20 +245,15 @@ class Heads:
     @cached_property
     def group_R(self) -> np.ndarray:
         """The group number of each response: the same for the same prompt in the same step."""
-        return np.unique(np.stack([self.step_R, self.prompt_id_R]), axis=1, return_inverse=True)[
-            1
-        ].ravel()
+        keys = np.stack([self.step_R, self.prompt_id_R])
+        _, group_R = np.unique(keys, axis=1, return_inverse=True)
+        return group_R.ravel()
 
     @cached_property
-    def rows(self) -> dict[tuple[int, int, int], int]:
+    def index_of(self) -> dict[tuple[int, int, int], int]:
         """The index of each response, by step, prompt and sample."""
-        keys = zip(
-            self.step_R.tolist(),
-            self.prompt_id_R.tolist(),
-            self.sample_index_R.tolist(),
-            strict=True,
-        )
-        return {key: row for row, key in enumerate(keys)}
+        keys = np.stack([self.step_R, self.prompt_id_R, self.sample_index_R], axis=1)
+        return {tuple(key): r for r, key in enumerate(keys.tolist())}
 
 
 @dataclass(frozen=True)
@@ -274,35 +282,35 @@ class HeadCollector(Accumulator):
     def __init__(
         self, pair: Pair, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT
     ) -> None:
-        self._pair, self._most, self.limit = pair, most_responses, limit
+        self._pair = pair
+        self._most = most_responses
+        self.limit = limit
+        # Both sides' heads, by hash, step, prompt and sample
         self._rows: dict[tuple[int, int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def update(self, batch: TokenBatch) -> None:
         """Add one table; of a response used several times, the first use."""
-        keys = (batch.step_S, batch.prompt_id_S, batch.sample_index_S)
-        hash_S = hash_keys(*keys[:2], seed=4)
-        logq_T, logp_T = (
-            getattr(batch, name) for name in (self._pair.reference, self._pair.current)
-        )
-        mask_T, offset_S1 = batch.loss_mask_T, batch.offset_S1
-        for s in np.flatnonzero(hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
-            step, prompt, index = (int(k[s]) for k in keys)
-            key = (int(hash_S[s]), step, prompt, index)
+        step_S, prompt_id_S, index_S = batch.step_S, batch.prompt_id_S, batch.sample_index_S
+        hash_S = hash_keys(step_S, prompt_id_S, seed=4)
+        logq_T = getattr(batch, self._pair.reference)
+        logp_T = getattr(batch, self._pair.current)
+        below_S = hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))
+        for s in np.flatnonzero(below_S).tolist():
+            key = (int(hash_S[s]), int(step_S[s]), int(prompt_id_S[s]), int(index_S[s]))
+            # The limit may have fallen in this loop
             if key[0] >= self.limit or key in self._rows:
                 continue
-            own = slice(
-                int(offset_S1[s]), min(int(offset_S1[s + 1]), int(offset_S1[s]) + HEAD_TOKENS)
-            )
-            self._rows[key] = (_head(logq_T[own], mask_T[own]), _head(logp_T[own], mask_T[own]))
+            start, stop = batch.offset_S1[s : s + 2].tolist()
+            head = slice(start, min(stop, start + HEAD_TOKENS))
+            mask_H = batch.loss_mask_T[head]
+            self._rows[key] = (_head(logq_T[head], mask_H), _head(logp_T[head], mask_H))
             if len(self._rows) > 2 * self._most:
                 self._shrink()
 
     def merge(self, other: HeadCollector) -> None:
         """Add another collector's responses: those below both limits, and the first of two uses."""
         self.limit = min(self.limit, other.limit)
-        self._rows = {
-            key: row for key, row in (other._rows | self._rows).items() if key[0] < self.limit
-        }
+        self._rows = other._rows | self._rows
         self._shrink()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,21 +320,19 @@ class HeadCollector(Accumulator):
 
     def _shrink(self) -> None:
         """Drop whole groups, largest hashes first; the last group is kept whatever its size."""
-        order = sorted(self._rows)
-        if len(order) > self._most:
-            self.limit = max(order[self._most][0], order[0][0] + 1)
-        self._rows = {key: self._rows[key] for key in order if key[0] < self.limit}
+        keys = sorted(key for key in self._rows if key[0] < self.limit)
+        if len(keys) > self._most:
+            self.limit = max(keys[self._most][0], keys[0][0] + 1)
+        self._rows = {key: self._rows[key] for key in keys if key[0] < self.limit}
 
     def result(self) -> Heads:
         """The heads, in the order of steps, prompts and samples."""
         self._shrink()
         order = sorted(self._rows, key=lambda key: key[1:])
-        keys = np.array([key[1:] for key in order], dtype=np.int64).reshape(-1, 3)
-        logq, logp = (
-            np.array([self._rows[k][side] for k in order]).reshape(-1, HEAD_TOKENS)
-            for side in (0, 1)
-        )
-        return Heads(keys[:, 0], keys[:, 1], keys[:, 2], logq, logp)
+        keys_R3 = np.array([key[1:] for key in order], dtype=np.int64).reshape(-1, 3)
+        heads_R2H = np.array([self._rows[key] for key in order]).reshape(-1, 2, HEAD_TOKENS)
+        step_R, prompt_id_R, sample_index_R = keys_R3.T
+        return Heads(step_R, prompt_id_R, sample_index_R, heads_R2H[:, 0], heads_R2H[:, 1])
 
 
 def _head(logp_H: np.ndarray, mask_H: np.ndarray) -> np.ndarray:
@@ -339,20 +345,23 @@ def find_exchanges(heads: Heads) -> Exchanges:
     """Find, for each response that does not fit its own values, another that does: in its group,
     else anywhere.
     """
-    own_R = _costs(heads.logq_RH, heads.logp_RH, SHORTEST)
-    misfit_R = np.isfinite(own_R) & (own_R >= MISFIT)
-    partner_R = np.full(len(own_R), -1)
+    own_cost_R = _costs(heads.logq_RH, heads.logp_RH, SHORTEST)
+    misfit_R = np.isfinite(own_cost_R) & (own_cost_R >= MISFIT)
+    partner_R = np.full(len(own_cost_R), -1)
     for r in np.flatnonzero(misfit_R).tolist():
-        partner_R[r] = _partner(
-            heads, r, np.flatnonzero(heads.group_R == heads.group_R[r]), own_R[r], SHORTEST
-        )
-    alone = np.flatnonzero(misfit_R & (partner_R < 0))
-    everywhere = np.arange(len(own_R))
+        group = np.flatnonzero(heads.group_R == heads.group_R[r])
+        partner_R[r] = _partner(heads, r, group, own_cost_R[r], SHORTEST)
+    everywhere = np.arange(len(own_cost_R))
+
+    def partner_anywhere(r: int) -> int:
+        return _partner(heads, r, everywhere, own_cost_R[r], SHORTEST_ELSEWHERE)
+
+    alone = np.flatnonzero(misfit_R & (partner_R < 0)).tolist()
+    # Comparing each with all others takes time: only if a part of them shows that it helps
     tried = alone[:: max(1, len(alone) // _TRIED)]
-    found = [_partner(heads, r, everywhere, own_R[r], SHORTEST_ELSEWHERE) for r in tried.tolist()]
-    if 2 * sum(partner >= 0 for partner in found) > len(found):
-        for r in alone.tolist():
-            partner_R[r] = _partner(heads, r, everywhere, own_R[r], SHORTEST_ELSEWHERE)
+    helped = [r for r in tried if partner_anywhere(r) >= 0]
+    if 2 * len(helped) > len(tried):
+        partner_R[alone] = list(map(partner_anywhere, alone))
     return Exchanges(heads, misfit_R, partner_R)
 
 
@@ -360,13 +369,15 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
     """The response whose log π fits this one's log μ far better than its own and than most do;
     −1 = none.
     """
-    cost = _costs(heads.logq_RH[r][None], heads.logp_RH[among], shortest)
+    logq_1H = heads.logq_RH[r][None]
+    cost = _costs(logq_1H, heads.logp_RH[among], shortest)
     cost[~np.isfinite(cost) | (among == r)] = np.inf
     best = int(np.argmin(cost))
     if not cost[best] <= _FITS_ELSEWHERE * own:
         return -1
+    # A response of certain tokens fits many others
     any_R = np.linspace(0, len(heads.step_R) - 1, _ANY).astype(int)
-    usual = np.nanmedian(_costs(heads.logq_RH[r][None], heads.logp_RH[any_R], 1))
+    usual = np.nanmedian(_costs(logq_1H, heads.logp_RH[any_R], 1))
     return int(among[best]) if cost[best] <= _FITS_ELSEWHERE * usual else -1
 
 
@@ -375,7 +386,6 @@ def _costs(logq_RH: np.ndarray, logp_RH: np.ndarray, shortest: int) -> np.ndarra
     `shortest`.
     """
     cost_RH = np.minimum(np.abs(logp_RH - logq_RH), _MOST)
-    known_R = np.isfinite(cost_RH).sum(axis=1)
-    return np.where(
-        known_R >= shortest, np.nansum(cost_RH, axis=1) / np.maximum(known_R, 1), np.nan
-    )
+    shared_R = np.isfinite(cost_RH).sum(axis=1)
+    mean_R = np.nansum(cost_RH, axis=1) / np.maximum(shared_R, 1)
+    return np.where(shared_R >= shortest, mean_R, np.nan)

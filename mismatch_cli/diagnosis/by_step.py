@@ -38,7 +38,7 @@ class StepGaps:
 
     first_K: np.ndarray  # the step's number, or the first of several that are put together
     last_K: np.ndarray
-    place_S: np.ndarray  # which of them each response is in
+    index_S: np.ndarray  # which of them each response is in; −1 = none
     log_K: np.ndarray  # log of the mean |d| in typical gaps
     variance_K: np.ndarray
     prompts: int  # of all steps, less one of each
@@ -48,23 +48,26 @@ class StepGaps:
         """None for too few steps, or prompts within them. Steps without a counted token are left
         out: their responses are in no window.
         """
-        if not len(sample.kept):
+        if not sample.num_counted:
             return None
-        some_S = np.zeros(sample.num_responses, dtype=bool)
-        some_S[sample.response_T[sample.kept]] = True
-        steps, place_R = np.unique(sample.step_S[some_S], return_inverse=True)
+        counted_S = np.zeros(sample.num_responses, dtype=bool)
+        counted_S[sample.response_N] = True
+        steps, index_R = np.unique(sample.step_S[counted_S], return_inverse=True)
         count = min(len(steps), MOST_STEPS)
-        place_S = np.full(sample.num_responses, -1)
-        place_S[some_S] = place_R * count // max(len(steps), 1)
-        prompts = Prompts.of(sample, place_S, count)
+        index_S = np.full(sample.num_responses, -1)
+        index_S[counted_S] = index_R * count // max(len(steps), 1)
+        prompts = Prompts.of(sample, index_S, count)
         variance_K = prompts.variance_K
         if count < FEWEST_STEPS or variance_K is None or not np.isfinite(variance_K).all():
             return None
-        parts = np.array_split(steps, count) if count == len(steps) else _parts(steps, count)
+        # The same division as in `index_S`, which puts several steps together where there are many
+        number = np.arange(len(steps)) * count // len(steps)
+        first = np.searchsorted(number, np.arange(count))
+        last = np.searchsorted(number, np.arange(count), "right") - 1
         return cls(
-            np.array([part[0] for part in parts]),
-            np.array([part[-1] for part in parts]),
-            place_S,
+            steps[first],
+            steps[last],
+            index_S,
             np.log(np.maximum(prompts.mean_K, _SMALLEST)),
             variance_K + SCATTER**2,
             prompts.spare,
@@ -75,7 +78,7 @@ class StepGaps:
         """Every window of consecutive steps, without that of all."""
         return Windows.of(self.log_K, 1 / self.variance_K)
 
-    def words(self, start: int, stop: int) -> str:
+    def where(self, start: int, stop: int) -> str:
         """A window of steps, such as `from step 6 on`."""
         first, last = int(self.first_K[start]), int(self.last_K[stop - 1])
         if stop == len(self.first_K):
@@ -85,65 +88,62 @@ class StepGaps:
         return f"in step {first}" if first == last else f"in steps {first} to {last}"
 
 
-def _parts(steps: np.ndarray, count: int) -> list[np.ndarray]:
-    place = np.arange(len(steps)) * count // len(steps)
-    return [steps[place == k] for k in range(count)]
-
-
 @dataclass(frozen=True)
 class Prompts:
     """Sums over the tokens of each prompt in each step."""
 
-    place_U: np.ndarray  # the step
+    index_U: np.ndarray  # which step
     sum_U: np.ndarray  # Σ |d| in typical gaps
     tokens_U: np.ndarray
     steps: int
 
     @classmethod
-    def of(cls, sample: Sample, place_S: np.ndarray, steps: int) -> Prompts:
-        response_N = sample.response_T[sample.kept]
-        count_S, sum_S = (
-            np.bincount(response_N, weights=weight_N, minlength=sample.num_responses)
-            for weight_N in (None, sample.u_N)
-        )
-        some_S = count_S > 0
-        keys = np.stack([place_S, sample.prompt_id_S])[:, some_S]
+    def of(cls, sample: Sample, index_S: np.ndarray, steps: int) -> Prompts:
+        """`index_S`: which of the steps each response is in."""
+        response_N, responses = sample.response_N, sample.num_responses
+        count_S = np.bincount(response_N, minlength=responses)
+        sum_S = np.bincount(response_N, weights=sample.u_N, minlength=responses)
+        counted_S = count_S > 0
+        keys = np.stack([index_S, sample.prompt_id_S])[:, counted_S]
         key_2U, unit = np.unique(keys, axis=1, return_inverse=True)
+        # Some versions of numpy give the inverse the shape of the keys
         unit = unit.ravel()
-        sum_U, tokens_U = (np.bincount(unit, weights=v_S[some_S]) for v_S in (sum_S, count_S))
+        sum_U = np.bincount(unit, weights=sum_S[counted_S])
+        tokens_U = np.bincount(unit, weights=count_S[counted_S])
         return cls(key_2U[0], sum_U, tokens_U, steps)
 
     def _by_step(self, weight_U: np.ndarray | None) -> np.ndarray:
-        return np.bincount(self.place_U, weights=weight_U, minlength=self.steps)
+        return np.bincount(self.index_U, weights=weight_U, minlength=self.steps)
 
     @cached_property
     def mean_K(self) -> np.ndarray:
+        """The mean |d| by step, in typical gaps."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return self._by_step(self.sum_U) / self._by_step(self.tokens_U)
 
     @cached_property
     def spare(self) -> int:
+        """How many prompts there are beside the first one of each step."""
         return int(np.maximum(self._by_step(None) - 1, 0).sum())
 
     @cached_property
     def variance_K(self) -> np.ndarray | None:
-        """Of the logarithm of each mean, from one relative variance of a prompt for all steps."""
+        """The variance of the logarithm of each mean, from one relative variance of a prompt for
+        all steps; None for too few prompts.
+        """
         if self.spare < FEWEST_PROMPTS:
             return None
-        count_K = self._by_step(None)
-        mean_U = np.maximum(self.mean_K, _SMALLEST)[self.place_U]
+        count_U = self._by_step(None)[self.index_U]
+        mean_U = np.maximum(self.mean_K, _SMALLEST)[self.index_U]
         left_U = self.sum_U / mean_U - self.tokens_U
-        several_U = count_K[self.place_U] > 1
-        # As many degrees of freedom as prompts beside the first
-        freed_U = np.where(
-            several_U, count_K[self.place_U] / (count_K[self.place_U] - several_U), 0
-        )
+        several_U = count_U > 1
+        # A step has as many degrees of freedom as prompts beside the first
+        freed_U = np.where(several_U, count_U / (count_U - several_U), 0)
         squares = (self.tokens_U[several_U] ** 2).sum()
         relative = float((left_U**2 * freed_U).sum() / squares)
+        tokens_K, squares_K = self._by_step(self.tokens_U), self._by_step(self.tokens_U**2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(
-                relative * self._by_step(self.tokens_U**2) / self._by_step(self.tokens_U) ** 2
-            )
+            return np.asarray(relative * squares_K / tokens_K**2)
 
 
 @dataclass(frozen=True)
@@ -154,41 +154,47 @@ class Windows:
     stop_W: np.ndarray
     log_W: np.ndarray  # mean in the window less mean of the others
     error_W: np.ndarray
-    left_W: np.ndarray  # χ² about the two means
-    of_line: float  # χ² about a straight line
+    chi2_W: np.ndarray  # about the two means
+    chi2_of_line: float  # about a straight line
     y_K: np.ndarray
     weight_K: np.ndarray
 
     @classmethod
     def of(cls, y_K: np.ndarray, weight_K: np.ndarray) -> Windows:
+        """The windows of values with weights of one over their variance; y becomes that less its
+        mean.
+        """
         steps = len(y_K)
         start_W, stop_W = np.triu_indices(steps + 1, 1)
-        part = stop_W - start_W < steps
-        start_W, stop_W = start_W[part], stop_W[part]
+        # The window of all steps has no others to compare it with
+        has_others = stop_W - start_W < steps
+        start_W, stop_W = start_W[has_others], stop_W[has_others]
         y_K = y_K - np.average(y_K, weights=weight_K)
-        sums, weights = (np.concatenate([[0], np.cumsum(v)]) for v in (weight_K * y_K, weight_K))
-        in_it_W = weights[stop_W] - weights[start_W]
-        others_W = weights[-1] - in_it_W
-        sum_W = sums[stop_W] - sums[start_W]
-        log_W = sum_W / in_it_W - (sums[-1] - sum_W) / others_W
-        error_W = np.sqrt(1 / in_it_W + 1 / others_W)
+        sum_before_K1 = np.concatenate([[0], np.cumsum(weight_K * y_K)])
+        weight_before_K1 = np.concatenate([[0], np.cumsum(weight_K)])
+        inside_W = weight_before_K1[stop_W] - weight_before_K1[start_W]
+        others_W = weight_before_K1[-1] - inside_W
+        sum_W = sum_before_K1[stop_W] - sum_before_K1[start_W]
+        log_W = sum_W / inside_W - (sum_before_K1[-1] - sum_W) / others_W
+        error_W = np.sqrt(1 / inside_W + 1 / others_W)
         total = float((weight_K * y_K**2).sum())
-        of_line = float((weight_K * _without_line(y_K, weight_K) ** 2).sum())
-        left_W = total - (log_W / error_W) ** 2
-        return cls(start_W, stop_W, log_W, error_W, left_W, of_line, y_K, weight_K)
+        chi2_of_line = float((weight_K * _without_line(y_K, weight_K) ** 2).sum())
+        chi2_W = total - (log_W / error_W) ** 2
+        return cls(start_W, stop_W, log_W, error_W, chi2_W, chi2_of_line, y_K, weight_K)
 
     @property
     def steps(self) -> int:
         return len(self.y_K)
 
-    def number(self, start: int, stop: int) -> int:
+    def index(self, start: int, stop: int) -> int:
         """Which window has these bounds."""
         return int(np.flatnonzero((self.start_W == start) & (self.stop_W == stop))[0])
 
     def scale(self, w: int) -> float:
         """By how much errors are larger than the prompts and the usual scatter make them."""
-        degrees = self.degrees
-        return float(np.sqrt(max(1.0, (_PRIOR + max(self.left_W[w], 0.0)) / degrees)))
+        # Rounding may bring χ² below 0
+        chi2 = max(self.chi2_W[w], 0.0)
+        return float(np.sqrt(max(1.0, (_PRIOR + chi2) / self.degrees)))
 
     def is_sudden(self, w: int) -> bool:
         """Whether a window fits better than a straight line, and most of it is left beside one: a
@@ -196,38 +202,42 @@ class Windows:
         """
         beside, error = self._beside_a_line(w)
         return bool(
-            self.left_W[w] < self.of_line
+            self.chi2_W[w] < self.chi2_of_line
             and beside > _BESIDE * self.log_W[w]
             and beside > _Z_BESIDE * error * self.scale(w)
         )
 
     def _beside_a_line(self, w: int) -> tuple[float, float]:
         """The difference of a window if a straight line is fitted as well, and its error."""
-        place_K = np.arange(self.steps)
-        in_it_K = ((place_K >= self.start_W[w]) & (place_K < self.stop_W[w])).astype(np.float64)
-        bend_K, rest_K = (_without_line(v_K, self.weight_K) for v_K in (in_it_K, self.y_K))
+        inside_K = np.zeros(self.steps)
+        inside_K[self.start_W[w] : self.stop_W[w]] = 1.0
+        bend_K = _without_line(inside_K, self.weight_K)
+        rest_K = _without_line(self.y_K, self.weight_K)
         squares = max(float((self.weight_K * bend_K**2).sum()), _SMALLEST)
         return float((self.weight_K * bend_K * rest_K).sum()) / squares, squares**-0.5
 
     @property
     def degrees(self) -> int:
-        """Of the scatter: two means and a place are fitted."""
+        """Degrees of freedom of the scatter: two means and the bound of a window are fitted."""
         return _PRIOR + self.steps - 3
 
     @property
     def z_needed(self) -> float:
+        """The z of the level, divided by the number of windows (Bonferroni)."""
         return NormalDist().inv_cdf(1 - _LEVEL / len(self.start_W))
 
-    def smallest(self, w: int, scale: float) -> float:
-        """The factor of a jump that would be found in a window."""
-        error, beside = float(self.error_W[w]), self._beside_a_line(w)[1]
-        least = scale * max(self.t_needed * error, _Z_BESIDE * beside)
+    def smallest_factor(self, w: int, scale: float) -> float:
+        """The smallest factor of a jump that would be found in a window."""
+        error = float(self.error_W[w])
+        _, error_beside = self._beside_a_line(w)
+        least = scale * max(self.t_needed * error, _Z_BESIDE * error_beside)
         return max(TIMES, float(np.exp(least)))
 
     @cached_property
     def t_needed(self) -> float:
         """The number of errors that is as improbable as `z_needed` standard deviations."""
-        low, high = 0.0, 1e3  # `as_normal` rises with t
+        # `as_normal` rises with t and has no inverse of its own
+        low, high = 0.0, 1e3
         for _ in range(50):
             middle = (low + high) / 2
             if as_normal(middle, self.degrees + 1) < self.z_needed:
@@ -239,9 +249,11 @@ class Windows:
 
 def _without_line(v_K: np.ndarray, weight_K: np.ndarray) -> np.ndarray:
     """What a weighted straight line leaves of some values."""
-    x_K = np.arange(len(v_K)) - np.average(np.arange(len(v_K)), weights=weight_K)
+    step_K = np.arange(len(v_K))
+    x_K = step_K - np.average(step_K, weights=weight_K)
     left_K = v_K - np.average(v_K, weights=weight_K)
-    return left_K - (weight_K * x_K * left_K).sum() / (weight_K * x_K**2).sum() * x_K
+    slope = (weight_K * x_K * left_K).sum() / (weight_K * x_K**2).sum()
+    return left_K - slope * x_K
 
 
 @dataclass(frozen=True)
@@ -256,7 +268,7 @@ class StepChange:
     z: float
     z_needed: float
     is_sudden: bool  # rather than a gap that rises or falls steadily
-    smallest: float  # factor that would have been found from half of the steps on
+    smallest: float  # factor that would have been found from the middle step on
     smallest_once: float  # in that step alone
 
     @property
@@ -269,28 +281,29 @@ class StepChange:
         return self.is_certain and self.times > TIMES
 
     @cached_property
-    def in_it_S(self) -> np.ndarray:
+    def inside_S(self) -> np.ndarray:
         """The responses of these steps, bool."""
-        return np.asarray((self.gaps.place_S >= self.start) & (self.gaps.place_S < self.stop))
+        return np.asarray((self.gaps.index_S >= self.start) & (self.gaps.index_S < self.stop))
 
     @property
-    def words(self) -> str:
-        return self.gaps.words(self.start, self.stop)
+    def where(self) -> str:
+        """The steps, such as `from step 6 on`."""
+        return self.gaps.where(self.start, self.stop)
 
     @property
-    def half(self) -> int:
+    def middle(self) -> int:
         """The step from which on `smallest` would have been found."""
         return int(self.gaps.first_K[len(self.gaps.first_K) // 2])
 
     @property
     def others(self) -> str:
-        """What the others are, as in `4 steps before`."""
+        """Where the other steps are, as in `times that before`."""
         if self.start == 0:
             return "afterwards"
         return "before" if self.stop == len(self.gaps.first_K) else "in the other steps"
 
 
-def change_of(sample: Sample) -> StepChange | None:
+def find_step_change(sample: Sample) -> StepChange | None:
     """The steps that differ most from the others; None for too few steps, or prompts in them."""
     gaps = StepGaps.of(sample)
     if gaps is None:
@@ -298,8 +311,11 @@ def change_of(sample: Sample) -> StepChange | None:
     windows = gaps.windows
     w = int(np.argmax(windows.log_W / windows.error_W))
     scale = windows.scale(w)
-    log, error = float(windows.log_W[w]), float(windows.error_W[w]) * scale
-    half, steps = windows.steps // 2, windows.steps
+    log = float(windows.log_W[w])
+    error = float(windows.error_W[w]) * scale
+    middle = windows.steps // 2
+    from_middle = windows.index(middle, windows.steps)
+    middle_alone = windows.index(middle, middle + 1)
     return StepChange(
         gaps,
         int(windows.start_W[w]),
@@ -309,6 +325,6 @@ def change_of(sample: Sample) -> StepChange | None:
         as_normal(log / error, windows.degrees + 1),
         windows.z_needed,
         windows.is_sudden(w),
-        windows.smallest(windows.number(half, steps), scale),
-        windows.smallest(windows.number(half, half + 1), scale),
+        windows.smallest_factor(from_middle, scale),
+        windows.smallest_factor(middle_alone, scale),
     )

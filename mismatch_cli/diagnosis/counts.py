@@ -59,7 +59,8 @@ class ZeroCounts(Accumulator):
 
     def update(self, own_N: np.ndarray, other_N: np.ndarray) -> None:
         """Count the log-probabilities of one side, and those of the other at its exact zeros."""
-        uncertain_N, zero_N = other_N < UNCERTAIN, own_N == 0
+        zero_N = own_N == 0
+        uncertain_N = other_N < UNCERTAIN
         nearly_N = (own_N > _NEARLY) & ~zero_N
         self.tokens += int((zero_N & uncertain_N).sum())
         self.gap -= float(other_N[zero_N & uncertain_N].sum(dtype=np.float64))
@@ -98,51 +99,64 @@ class Counts(Accumulator):
         """Add one table: its columns as recorded, and the two policies as the reader returns
         them.
         """
-        offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
-        logq_T, logp_T = (getattr(batch, name) for name in (pair.reference, pair.current))
-        self.responses += batch.num_responses
         for side in SIDES:
             if side in table.column_names:
-                self._update_side(side, table.column(side).combine_chunks(), offset_S1, mask_T)
-        counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
+                self._update_side(side, table.column(side).combine_chunks(), batch)
+        self.responses += batch.num_responses
+        mask_T = batch.loss_mask_T
+        logq_T, logp_T = getattr(batch, pair.reference), getattr(batch, pair.current)
         self.out_of_support += int((mask_T & np.isfinite(logq_T) & (logp_T == -np.inf)).sum())
-        ends = offset_S1[1:][~batch.truncated_S & (np.diff(offset_S1) > 0)] - 1
-        for side, own_T, other_T in (
-            ("logp_rollout", logq_T, logp_T),
-            ("logp_trainer", logp_T, logq_T),
-        ):
-            zeros = self.zeros.setdefault(side, ZeroCounts())
-            zeros.update(own_T[counts_T], other_T[counts_T])
-            zero_T = counts_T & (own_T == 0)
-            placeholder_T = zero_T & (other_T < UNCERTAIN)
-            if placeholder_T.any():
-                zeros.last += int(placeholder_T[ends].sum())
-                zeros.in_runs += int((placeholder_T & in_runs(zero_T, offset_S1)).sum())
+        counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
+        self._update_zeros("logp_rollout", logq_T, logp_T, counts_T, batch)
+        self._update_zeros("logp_trainer", logp_T, logq_T, counts_T, batch)
 
-    def _update_side(
-        self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray
-    ) -> None:
-        own_N = mask_T[np.repeat(unpacked_flags(column.is_valid()), np.diff(offset_S1))]
-        values_N = np.from_dlpack(column.flatten())[own_N]
+    def _update_side(self, side: str, column: pa.ListArray, batch: TokenBatch) -> None:
+        """Count the impossible values of a column as recorded."""
+        # A response that was not measured is null, and has no values
+        measured_T = np.repeat(unpacked_flags(column.is_valid()), np.diff(batch.offset_S1))
+        value_N = np.from_dlpack(column.flatten())[batch.loss_mask_T[measured_T]]
+        finite_N = np.isfinite(value_N)
         counts = self.sides.setdefault(side, SideCounts())
-        counts.tokens += len(values_N)
-        counts.not_a_number += int(np.isnan(values_N).sum() + np.isposinf(values_N).sum())
-        counts.above_zero += int(((values_N > ROUNDING) & np.isfinite(values_N)).sum())
-        counts.impossible += int(np.isneginf(values_N).sum())
-        counts.largest = max(
-            counts.largest, float(values_N.max(initial=-np.inf, where=np.isfinite(values_N)))
-        )
+        counts.tokens += len(value_N)
+        counts.not_a_number += int(np.isnan(value_N).sum() + np.isposinf(value_N).sum())
+        counts.above_zero += int(((value_N > ROUNDING) & finite_N).sum())
+        counts.impossible += int(np.isneginf(value_N).sum())
+        counts.largest = max(counts.largest, float(value_N.max(initial=-np.inf, where=finite_N)))
+
+    def _update_zeros(
+        self,
+        side: str,
+        own_T: np.ndarray,
+        other_T: np.ndarray,
+        counts_T: np.ndarray,
+        batch: TokenBatch,
+    ) -> None:
+        """Count the exact zeros of one side, and where they are."""
+        zeros = self.zeros.setdefault(side, ZeroCounts())
+        zeros.update(own_T[counts_T], other_T[counts_T])
+        zero_T = counts_T & (own_T == 0)
+        placeholder_T = zero_T & (other_T < UNCERTAIN)
+        # Most tables have none, and finding runs takes time
+        if not placeholder_T.any():
+            return
+        offset_S1 = batch.offset_S1
+        ended_S = ~batch.truncated_S & (np.diff(offset_S1) > 0)
+        zeros.last += int(placeholder_T[offset_S1[1:][ended_S] - 1].sum())
+        zeros.in_runs += int((placeholder_T & in_runs(zero_T, offset_S1)).sum())
 
 
 def in_runs(flag_T: np.ndarray, offset_S1: np.ndarray, shortest: int = _RUN) -> np.ndarray:
     """The flags in runs of at least `shortest` within one response."""
+    if not len(flag_T):
+        return flag_T
     begins_T = flag_T.copy()
     begins_T[1:] &= ~flag_T[:-1]
-    inner = offset_S1[1:-1]
-    inner = inner[inner < len(flag_T)]
-    begins_T[inner] = flag_T[inner]
+    # A response begins another run; an empty one at the end begins beyond the last token
+    starts = offset_S1[1:-1]
+    starts = starts[starts < len(flag_T)]
+    begins_T[starts] = flag_T[starts]
     run_T = np.cumsum(begins_T)
-    length_R = np.bincount(run_T[flag_T], minlength=int(run_T[-1]) + 1 if len(run_T) else 1)
+    length_R = np.bincount(run_T[flag_T], minlength=int(run_T[-1]) + 1)
     return flag_T & (length_R[run_T] >= shortest)
 
 
@@ -183,13 +197,13 @@ class OwnColumns(Accumulator):
     def _update_side(
         self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, sampled_TK: np.ndarray
     ) -> None:
-        agreement = self.sides.setdefault(side, SideAgreement())
-        known_TK = np.isfinite(logp_TK)
-        in_topk_T = (sampled_TK & known_TK).any(axis=1) & np.isfinite(logp_T)
-        own_T = np.where(sampled_TK & known_TK, logp_TK, 0).sum(axis=1)
+        usable_TK = sampled_TK & np.isfinite(logp_TK)
+        in_topk_T = usable_TK.any(axis=1) & np.isfinite(logp_T)
+        by_topk_T = np.where(usable_TK, logp_TK, 0).sum(axis=1)
         with np.errstate(invalid="ignore"):
-            difference_T = np.where(in_topk_T, np.abs(own_T - logp_T), 0)
+            difference_T = np.where(in_topk_T, np.abs(by_topk_T - logp_T), 0)
             odd_T = difference_T > _ABSOLUTE + _RELATIVE * np.abs(logp_T)
+        agreement = self.sides.setdefault(side, SideAgreement())
         agreement.compared += int(in_topk_T.sum())
         agreement.at_odds += int(odd_T.sum())
         agreement.difference += float(difference_T[odd_T].sum(dtype=np.float64))
@@ -208,9 +222,10 @@ class ImprobableCopies(Accumulator):
     """
 
     def __init__(self, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
-        self._most, self.limit = most_responses, limit
+        self._most = most_responses
+        self.limit = limit
         self._hashes = [np.zeros((2, 0), dtype=np.uint64)]  # of the tokens, of the key
-        self._kept = 0
+        self._responses = 0
 
     def update(self, batch: TokenBatch) -> None:
         """Add the responses of one table, if it has token ids; all tokens count, whether in the
@@ -218,16 +233,14 @@ class ImprobableCopies(Accumulator):
         """
         if batch.response_ids_T is None:
             return
-        offset_S1, logq_T = batch.offset_S1, batch.logp_rollout_T
-        surprise_S = _sums(
-            np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1
-        )
-        content_S = content_hashes(batch.response_ids_T, offset_S1)
+        surprise_T = np.nan_to_num(-batch.logp_rollout_T.astype(np.float64), nan=0.0, posinf=0.0)
+        improbable_S = _sums_by_response(surprise_T, batch.offset_S1) >= UNREPEATABLE
+        content_S = content_hashes(batch.response_ids_T, batch.offset_S1)
         key_S = hash_keys(batch.step_S, batch.prompt_id_S, batch.sample_index_S, seed=3)
-        taken_S = (surprise_S >= UNREPEATABLE) & self._below_limit(content_S)
-        self._hashes.append(np.stack([content_S, key_S])[:, taken_S])
-        self._kept += int(taken_S.sum())
-        if self._kept > 2 * self._most:
+        new_S = improbable_S & self._below_limit(content_S)
+        self._hashes.append(np.stack([content_S, key_S])[:, new_S])
+        self._responses += int(new_S.sum())
+        if self._responses > 2 * self._most:
             self._forget()
 
     def _below_limit(self, content_S: np.ndarray) -> np.ndarray:
@@ -237,9 +250,8 @@ class ImprobableCopies(Accumulator):
         """Add what another remembers: responses below both limits."""
         self.limit = min(self.limit, other.limit)
         hashes = np.concatenate(self._hashes + other._hashes, axis=1)
-        hashes = hashes[:, self._below_limit(hashes[0])]
-        self._hashes, self._kept = [hashes], hashes.shape[1]
-        if self._kept > 2 * self._most:
+        self._remember(hashes[:, self._below_limit(hashes[0])])
+        if self._responses > 2 * self._most:
             self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,7 +265,11 @@ class ImprobableCopies(Accumulator):
         if hashes.shape[1] > self._most:
             self.limit = int(hashes[0, self._most])
             hashes = hashes[:, self._below_limit(hashes[0])]
-        self._hashes, self._kept = [hashes], hashes.shape[1]
+        self._remember(hashes)
+
+    def _remember(self, hashes: np.ndarray) -> None:
+        self._hashes = [hashes]
+        self._responses = hashes.shape[1]
 
     def count(self) -> tuple[int, int]:
         """How many remembered responses also occur under another key, and how many are
@@ -269,13 +285,12 @@ def content_hashes(ids_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
     length_S = np.diff(offset_S1)
     position_T = np.arange(len(ids_T)) - np.repeat(offset_S1[:-1], length_S)
     token_T = mix(ids_T.astype(np.int64).view(np.uint64) ^ mix(position_T.astype(np.uint64)))
+    # Sums wrap around 2^64, and so do their differences
     with np.errstate(over="ignore"):
-        total_T1 = np.concatenate(
-            [np.zeros(1, dtype=np.uint64), np.cumsum(token_T, dtype=np.uint64)]
-        )
-        return mix(total_T1[offset_S1[1:]] - total_T1[offset_S1[:-1]])
+        return mix(_sums_by_response(token_T, offset_S1))
 
 
-def _sums(values_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
-    total_T1 = np.concatenate([[0.0], np.cumsum(values_T)])
-    return total_T1[offset_S1[1:]] - total_T1[offset_S1[:-1]]
+def _sums_by_response(value_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
+    before_T1 = np.zeros(len(value_T) + 1, dtype=value_T.dtype)
+    np.cumsum(value_T, out=before_T1[1:])
+    return before_T1[offset_S1[1:]] - before_T1[offset_S1[:-1]]

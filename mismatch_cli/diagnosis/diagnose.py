@@ -7,7 +7,7 @@ others must be found again in what is left. Stage 6 is the tail of that, stage 7
 makes, and stage 8 the gap that nothing explains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -16,8 +16,8 @@ import numpy as np
 
 from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import SkippedReading
-from mismatch_cli.diagnosis.response_kinds import FarResponses
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -62,30 +62,34 @@ class Findings:
         """Found faults, the one that explains most first; precision floors and unexplained gaps
         last.
         """
-        found = [finding for finding in self.findings if finding.status == "found"]
-        return tuple(
-            sorted(
-                found, key=lambda f: (max(_stage(f.check), PRECISION_STAGE), -(f.explains or 0.0))
-            )
-        )
+
+        def rank(finding: Finding) -> tuple[int, float]:
+            return max(_stage(finding.check), PRECISION_STAGE), -_share(finding)
+
+        return tuple(sorted(_found(self.findings), key=rank))
 
     @property
     def faults(self) -> tuple[Finding, ...]:
         """What is found and is not just a floor or tail of the precision; what makes the gap
         larger than expected is a fault, and so is a gap that stays unexplained.
         """
-        stages = (*range(PRECISION_STAGE), UNEXPLAINED_STAGE)
-        return tuple(f for f in self.found if _stage(f.check) in stages or f.beyond_expected)
+        faults = []
+        for finding in self.found:
+            is_precision = PRECISION_STAGE <= _stage(finding.check) < UNEXPLAINED_STAGE
+            if finding.beyond_expected or not is_precision:
+                faults.append(finding)
+        return tuple(faults)
 
     @property
     def first_cause(self) -> Finding | None:
         """The finding that explains most, unless the gap is too large and remains mostly
         unexplained.
         """
-        causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
-        if not causes or (self.is_unexplained and (causes[0].explains or 0.0) < _MOST):
+        causes = [finding for finding in self.found if _stage(finding.check) < FLOOR_STAGE]
+        if not causes:
             return None
-        return causes[0]
+        is_too_small = self.is_unexplained and _share(causes[0]) < _MOST
+        return None if is_too_small else causes[0]
 
     @property
     def is_minor(self) -> bool:
@@ -93,17 +97,15 @@ class Findings:
         should not come first.
         """
         first = self.first_cause
-        return (
-            first is not None
-            and _stage(first.check) >= PRECISION_STAGE
-            and (first.explains or 0.0) < _MOST
-        )
+        if first is None or _stage(first.check) < PRECISION_STAGE:
+            return False
+        return _share(first) < _MOST
 
     @property
     def shares(self) -> Shares:
         """What the faults found explain, and what is left: as expected, and beyond that."""
-        left, nats = min(1.0, self.unexplained.share), self.unexplained.nats
-        high = self.evidence.expected.high
+        left = min(1.0, self.unexplained.share)
+        nats, high = self.unexplained.nats, self.evidence.expected.high
         expected = left if nats <= high else left * high / nats
         return Shares(1 - left, expected, left - expected)
 
@@ -129,8 +131,11 @@ class Findings:
     @property
     def cleared(self) -> frozenset[str]:
         """Settings, as manifests name them, that a check has cleared."""
-        clear = (module(finding.check) for finding in self.findings if finding.status == "clear")
-        return frozenset(setting for check in clear for setting in getattr(check, "CLEARS", ()))
+        settings: set[str] = set()
+        for finding in self.findings:
+            if finding.status == "clear":
+                settings.update(getattr(module(finding.check), "CLEARS", ()))
+        return frozenset(settings)
 
     @property
     def has_a_gap(self) -> bool:
@@ -144,10 +149,8 @@ class Findings:
         """
         if not self.is_unexplained:
             return ()
-        showing = [
-            f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST
-        ]
-        showing.sort(key=lambda f: -(f.explains or 0.0))
+        showing = [f for f in self.findings if f.status == "clear" and _share(f) >= _LEAST]
+        showing.sort(key=lambda finding: -_share(finding))
         return (*showing, *self.allowed_by_more)
 
     @property
@@ -174,12 +177,12 @@ def diagnose(evidence: Evidence) -> Findings:
     present = evidence
     for name in weighing.exact:
         present = weighing.undo(weighing.answer(name, present), present)
-    present = weighing.compete_in_part(present)
+    present = weighing.compete_in_subset(present)
     present = weighing.compete(present)
-    present = weighing.tails(present)
+    present = weighing.check_tails(present)
     for name in weighing.last:
         weighing.answer(name, present)
-    weighing.leave_alone()
+    weighing.withdraw_uncertain()
     left_N = np.concatenate([np.abs(present.sample.d_N), *weighing.set_aside])
     left, tokens = float(left_N.sum()), len(left_N)
     unexplained = Unexplained(left / tokens if tokens else 0.0, left / total if total else 0.0)
@@ -195,84 +198,92 @@ class Weighing:
         self.answers: dict[str, Finding] = {}
         # |d| of repaired tokens that no later check sees: left, not explained
         self.set_aside: list[np.ndarray] = []
-        self.exact = [
-            name
-            for name in names()
-            if _stage(name) < COMPETE_STAGE or getattr(module(name), "EXACT", False)
-        ]
-        weighed = [name for name in names() if name not in self.exact]
-        self.causes = [name for name in weighed if _stage(name) < PRECISION_STAGE]
-        self._tails = [name for name in weighed if _stage(name) == PRECISION_STAGE]
-        self.last = [name for name in weighed if _stage(name) > PRECISION_STAGE]
+        self.exact: list[str] = []
+        self.causes: list[str] = []
+        self._tails: list[str] = []
+        self.last: list[str] = []
+        for name in names():
+            stage = _stage(name)
+            if stage < COMPETE_STAGE or _has(name, "EXACT"):
+                self.exact.append(name)
+            elif stage < PRECISION_STAGE:
+                self.causes.append(name)
+            elif stage == PRECISION_STAGE:
+                self._tails.append(name)
+            else:
+                self.last.append(name)
 
     def answer(self, name: str, evidence: Evidence) -> Finding:
         """Run a check, and add the share of the whole gap that undoing its finding removes."""
-        if evidence.sample.counts_T.any():
-            finding = run_check(name, evidence)
-            if finding.left_N is not None:
-                gone = float(np.abs(evidence.sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
-                finding = replace(finding, explains=gone / self._total if self._total else 0.0)
-        else:
-            spoiling = next((f for f in self.answers.values() if f.status == "found"), None)
-            first = f": fix “{module(spoiling.check).TITLE}” first" if spoiling else ""
-            finding = untested(name, f"no tokens are left to check{first}")
+        has_tokens = evidence.sample.counts_T.any()
+        finding = run_check(name, evidence) if has_tokens else self._without_tokens(name)
+        if finding.left_N is not None:
+            gone = float(np.abs(evidence.sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
+            finding = replace(finding, explains=gone / self._total if self._total else 0.0)
         self.answers[name] = finding
         return finding
+
+    def _without_tokens(self, name: str) -> Finding:
+        reason = "no tokens are left to check"
+        spoiling = _found(self.answers.values())
+        if spoiling:
+            reason += f": fix “{_title(spoiling[0])}” first"
+        return untested(name, reason)
 
     def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
         """The evidence without a fault that was found."""
         if finding.status != "found":
             return evidence
-        check = module(finding.check)
-        spoiled_T = check.spoiled_T(evidence) if hasattr(check, "spoiled_T") else None
-        sample = (
-            evidence.sample if finding.left_N is None else evidence.sample.with_gap(finding.left_N)
-        )
-        if spoiled_T is not None:
-            self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.kept]])
+        check, sample = module(finding.check), evidence.sample
+        if finding.left_N is not None:
+            sample = sample.with_gap(finding.left_N)
+        # What spoiled tokens had left is set aside, not explained
+        if hasattr(check, "spoiled_T"):
+            spoiled_T = check.spoiled_T(evidence)
+            self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.index_N]])
             sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
         if sample is evidence.sample:
             return evidence
         return replace(evidence, sample=sample, undone=(*evidence.undone, finding.check))
 
-    def compete_in_part(self, evidence: Evidence) -> Evidence:
+    def compete_in_subset(self, evidence: Evidence) -> Evidence:
         """If some responses have a far larger gap than the others, look for its causes in these
         alone, and undo what is found there.
         """
-        for part in evidence.parts:
-            left = self._causes_of(part, evidence)
-            if left is not None:
-                return left
+        for subset in evidence.subsets:
+            repaired = self._without_causes_of(subset, evidence)
+            if repaired is not None:
+                return repaired
         return evidence
 
-    def _causes_of(self, part: FarResponses, evidence: Evidence) -> Evidence | None:
-        """The evidence without what explains the gap of a part; None if nothing explains half."""
+    def _without_causes_of(self, subset: Subset, evidence: Evidence) -> Evidence | None:
+        """The evidence without what explains the gap of a subset; None if nothing explains half."""
         sample = evidence.sample
-        in_it_T = part.in_it_S[sample.response_T]
-        alone, others = (sample.only(chosen_T) for chosen_T in (in_it_T, ~in_it_T))
+        inside_T = subset.inside_S[sample.response_T]
+        alone, others = sample.only(inside_T), sample.only(~inside_T)
         own_total = float(np.abs(alone.d_N).sum())
         within = Weighing(own_total)
-        within.causes = [name for name in within.causes if not _compares_parts(name)]
-        left = within.compete(replace(evidence, sample=alone)).sample
-        causes = [within.answers[name] for name in within.causes]
-        causes = [cause for cause in causes if cause.status == "found"]
-        if self._explained(causes) < _MOST or not self._total:
+        within.causes = [name for name in within.causes if not _has(name, "COMPARES_PARTS")]
+        repaired = within.compete(replace(evidence, sample=alone)).sample
+        causes = _found(within.answers[name] for name in within.causes)
+        if sum(map(_share, causes)) < _MOST or not self._total:
             return None
         # What the others have as well is a cause of the whole trace
-        largest = max(causes, key=lambda cause: cause.explains or 0.0)
+        largest = max(causes, key=_share)
         if run_check(largest.check, replace(evidence, sample=others)).status == "found":
             return None
         for cause in causes:
-            self._name_in(part, cause, own_total / self._total)
-        return replace(evidence, sample=sample.with_part(in_it_T, left))
+            self._name_in(subset, cause, own_total / self._total)
+        return replace(evidence, sample=sample.with_tokens_of(repaired, inside_T))
 
-    def _name_in(self, part: FarResponses, cause: Finding, share: float) -> None:
-        """Answer with a cause in a part that has this share of the gap."""
+    def _name_in(self, subset: Subset, cause: Finding, share: float) -> None:
+        """Answer with a cause in a subset that has this share of the gap."""
+        where = subset.where
         self.answers[cause.check] = replace(
             cause,
-            sentence=f"{part.words[0].upper()}{part.words[1:]}: {cause.sentence}",
-            explains=(cause.explains or 0.0) * share,
-            where=part.words,
+            sentence=f"{where[0].upper()}{where[1:]}: {cause.sentence}",
+            explains=_share(cause) * share,
+            where=where,
         )
         self.causes.remove(cause.check)
 
@@ -281,22 +292,24 @@ class Weighing:
         until none is found.
         """
         total_gap = float(np.abs(evidence.sample.d_N).sum())
-        present, undone = self._one_by_one(evidence, total_gap)
+        present, undone = self._undo_strongest(evidence, total_gap)
         done = {finding.check for finding in undone}
-        others = [self.answers[name] for name in self.causes if name not in done]
-        waiting = [finding for finding in others if finding.status == "found"]
+        waiting = _found(self.answers[name] for name in self.causes if name not in done)
         # What is left is as expected; a bad step or older weights are a cause in it nonetheless
-        present = self._of_any_share(present, waiting)
-        small = [finding for finding in waiting if not _is_any_share(finding.check)]
-        self._demote(small, "explains only {share} of the gap")
-        largest = self._explained(undone[:1]) * self._total
-        if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            shown = [finding for finding in undone if not _is_any_share(finding.check)]
-            self._demote(shown, "explains only {share} of the gap, and the rest is too large")
-            return self._of_any_share(evidence, undone)
+        present = self._undo_any_share(waiting, present)
+        self._demote_minor(waiting, "explains only {share} of the gap")
+        if not undone:
+            return present
+        largest = _share(undone[0]) * self._total
+        if largest < _MOST * total_gap and present.gap_is_too_large:
+            reason = "explains only {share} of the gap, and the rest is too large"
+            self._demote_minor(undone, reason)
+            return self._undo_any_share(undone, evidence)
         return present
 
-    def _one_by_one(self, evidence: Evidence, total_gap: float) -> tuple[Evidence, list[Finding]]:
+    def _undo_strongest(
+        self, evidence: Evidence, total_gap: float
+    ) -> tuple[Evidence, list[Finding]]:
         """The evidence without the strongest causes, and these, until none is found or what is
         left is as expected.
         """
@@ -311,72 +324,57 @@ class Weighing:
             present = self.undo(strongest, present)
             undone.append(strongest)
             waiting.remove(strongest.check)
-            if (
-                self._explained(undone) * self._total >= _MOST * total_gap
-                and present.gap.value <= present.expected.high
-            ):
-                break  # what is left is as expected, or cannot be undone
+            explained = sum(map(_share, undone)) * self._total
+            # What is left of the gap is expected, or cannot be undone
+            if explained >= _MOST * total_gap and present.gap.value <= present.expected.high:
+                break
         return present, undone
 
-    def _of_any_share(self, evidence: Evidence, findings: Sequence[Finding]) -> Evidence:
-        """Undo those that are causes whatever their share of the gap."""
+    def _undo_any_share(self, findings: Sequence[Finding], evidence: Evidence) -> Evidence:
+        """Undo those that are causes however little of the gap they explain."""
         for finding in findings:
-            if _is_any_share(finding.check):
+            if _has(finding.check, "ANY_SHARE"):
                 evidence = self.undo(self.answer(finding.check, evidence), evidence)
         return evidence
 
     def _strongest(self, waiting: Sequence[str], total_gap: float) -> Finding | None:
         """The cause that explains most of what is left, unless that is too little."""
         least = max(_LEAST * total_gap / self._total, _LEAST_OF_ALL) if self._total else 0.0
-        causes = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
-        causes = [
-            cause
-            for cause in causes
-            if (cause.explains or 0.0) >= least or _is_any_share(cause.check)
-        ]
-        return max(causes, key=lambda cause: cause.explains or 0.0, default=None)
+        causes = []
+        for cause in _found(self.answers[name] for name in waiting):
+            if _share(cause) >= least or _has(cause.check, "ANY_SHARE"):
+                causes.append(cause)
+        return max(causes, key=_share, default=None)
 
-    @staticmethod
-    def _explained(findings: Sequence[Finding]) -> float:
-        return sum(finding.explains or 0.0 for finding in findings)
-
-    def tails(self, evidence: Evidence) -> Evidence:
+    def check_tails(self, evidence: Evidence) -> Evidence:
         """Run the checks for a few tokens with most of the gap; they count only if the rest is
         as expected.
         """
-        faults = [
-            f
-            for f in self.answers.values()
-            if f.status == "found" and _stage(f.check) < PRECISION_STAGE
-        ]
+        faults = [f for f in _found(self.answers.values()) if _stage(f.check) < PRECISION_STAGE]
         for name in self._tails:
-            if faults:  # a fault that is not wholly undone leaves a tail
-                title = module(faults[0].check).TITLE
-                self.answers[name] = untested(
-                    name, f"what is left of “{title}” looks like a tail: fix that first"
-                )
+            # A fault that is not wholly undone leaves a tail
+            if faults:
+                reason = f"what is left of “{_title(faults[0])}” looks like a tail: fix that first"
+                self.answers[name] = untested(name, reason)
                 continue
-            without = self.undo(self.answer(name, evidence), evidence)
+            tail = self.answer(name, evidence)
+            without = self.undo(tail, evidence)
             if without.gap_is_too_large:
-                self._demote(
-                    [self.answers[name]],
-                    "explains {share} of the gap; the rest is too large",
-                )
+                self._demote(tail, "explains {share} of the gap; the rest is too large")
             else:
                 evidence = without
         return evidence
 
-    def leave_alone(self) -> None:
+    def withdraw_uncertain(self) -> None:
         """Withdraw what another fault causes as well: findings that count only by themselves."""
-        found = [f for f in self.answers.values() if f.status == "found"]
-        spoiling = [f for f in found if _stage(f.check) < PRECISION_STAGE]
-        others = [f for f in spoiling if f.check not in _HARMLESS and not _is_alone(f.check)]
-        if not others:
+        findings = _found(self.answers.values())
+        spoiling = [finding for finding in findings if _may_spoil_others(finding.check)]
+        if not spoiling:
             return
-        first = f"fix “{module(others[0].check).TITLE}” first"
-        for finding in found:
-            if _is_alone(finding.check):
-                self.answers[finding.check] = untested(finding.check, first)
+        reason = f"fix “{_title(spoiling[0])}” first"
+        for finding in findings:
+            if _has(finding.check, "ALONE"):
+                self.answers[finding.check] = untested(finding.check, reason)
 
     def _answer_again(self, name: str, present: Evidence, undone: Sequence[Finding]) -> None:
         """Require that a check still finds its fault in what stronger causes leave of the gap."""
@@ -385,43 +383,60 @@ class Weighing:
             return
         self.answers[name] = before
         if before.status == "found":
-            self._demote([before], f"gone once “{module(undone[-1].check).TITLE}” is undone")
+            self._demote(before, f"gone once “{_title(undone[-1])}” is undone")
 
-    def _demote(self, findings: Sequence[Finding], reason: str) -> None:
+    def _demote_minor(self, findings: Sequence[Finding], reason: str) -> None:
+        """Demote those that are causes only if they explain enough of the gap."""
         for finding in findings:
-            if finding.status == "found":
-                share = f"{100 * (finding.explains or 0.0):.0f} %"
-                self.answers[finding.check] = replace(
-                    finding, status="clear", reason=reason.format(share=share)
-                )
+            if not _has(finding.check, "ANY_SHARE"):
+                self._demote(finding, reason)
+
+    def _demote(self, finding: Finding, reason: str) -> None:
+        """Answer that a fault was not found, if it was; the reason may name its share."""
+        if finding.status == "found":
+            reason = reason.format(share=f"{100 * _share(finding):.0f} %")
+            self.answers[finding.check] = replace(finding, status="clear", reason=reason)
+
+
+def _found(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.status == "found"]
+
+
+def _share(finding: Finding) -> float:
+    """The share of the gap that a finding explains; 0 where that is not known."""
+    return finding.explains or 0.0
+
+
+def _title(finding: Finding) -> str:
+    return str(module(finding.check).TITLE)
 
 
 def _stage(name: str) -> int:
     return int(module(name).STAGE)
 
 
-def _is_alone(name: str) -> bool:
-    return bool(getattr(module(name), "ALONE", False))
+def _has(name: str, switch: str) -> bool:
+    """Whether a check has one of the switches that its module may set."""
+    return bool(getattr(module(name), switch, False))
 
 
-def _compares_parts(name: str) -> bool:
-    """Whether a check compares some responses with the others, which a part has not."""
-    return bool(getattr(module(name), "COMPARES_PARTS", False))
-
-
-def _is_any_share(name: str) -> bool:
-    """Whether what the check finds is a cause however little of the gap it explains."""
-    return bool(getattr(module(name), "ANY_SHARE", False))
+def _may_spoil_others(name: str) -> bool:
+    """Whether the check's fault may make others appear that are not in the trace."""
+    is_fault = _stage(name) < PRECISION_STAGE and name not in _HARMLESS
+    return is_fault and not _has(name, "ALONE")
 
 
 def run_check(name: str, evidence: Evidence) -> Finding:
-    check = module(name)
-    gap = evidence.gap.value
-    reads = getattr(check, "READS", False) and evidence.model is not None  # a model is always read
-    if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", not reads):
-        return Finding(
-            name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain."
-        )
+    """A check's own answer; clear without a gap that it could explain, untested if its reading was
+    skipped.
+    """
+    check, gap = module(name), evidence.gap.value
+    # A model that was named is read even without a gap
+    reads = evidence.model is not None and _has(name, "READS")
+    needs_a_gap = check.STAGE >= COMPETE_STAGE and getattr(check, "NEEDS_A_GAP", not reads)
+    if needs_a_gap and gap < _NO_GAP:
+        sentence = f"The mean gap is {gap:.2g} nats: there is nothing to explain."
+        return Finding(name, "clear", sentence=sentence)
     try:
         finding: Finding = check.check(evidence)
     except SkippedReading as reason:

@@ -18,14 +18,14 @@ from mismatch_cli.diagnosis.alignment import (
     align,
     find_exchanges,
 )
-from mismatch_cli.diagnosis.by_step import StepChange, change_of
+from mismatch_cli.diagnosis.by_step import StepChange, find_step_change
 from mismatch_cli.diagnosis.counts import Counts, ImprobableCopies, OwnColumns
 from mismatch_cli.diagnosis.credit import Credit
+from mismatch_cli.diagnosis.far_responses import Subset, find_far_responses
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
 from mismatch_cli.diagnosis.readings import Readings
-from mismatch_cli.diagnosis.response_kinds import FarResponses, part_of
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.manifest_sides import Family, family
@@ -38,7 +38,7 @@ from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.columns import PROMPT_COLUMN
 
 Status = Literal["found", "clear", "untested"]
-Row = tuple[str, float | int | str | None]  # a figure with its label
+Row = tuple[str, float | int | str | None]  # label and number, as a page shows them
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,16 @@ class Evidence:
     copies: ImprobableCopies
     credit: Credit
     heads: Heads
-    # From the manifest; empty if it does not say
+    # The sampling settings of the manifest; empty if it has none
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
+    # The manifest, which names who sampled and who scored
+    about: Mapping[str, Any] = field(default_factory=dict)
     # Log π of the sample's tokens at an earlier checkpoint; NaN = not scored
     earlier_logp_T: np.ndarray | None = None
-    undone: tuple[str, ...] = ()  # the checks whose faults are no longer in the sample
-    model: ModelAtHand | None = None  # the trainer's model at the sampling weights, if it was named
+    # The checks whose faults are no longer in the sample
+    undone: tuple[str, ...] = ()
+    # The trainer's model at the sampling weights, if it was named
+    model: ModelAtHand | None = None
     traces: Traces = field(default_factory=Traces)
 
     @cached_property
@@ -107,27 +110,26 @@ class Evidence:
         return find_exchanges(self.heads)
 
     @cached_property
-    def part(self) -> FarResponses | None:
+    def far_responses(self) -> Subset | None:
         """The responses with a far larger gap than the others, if there are two kinds."""
-        return part_of(self.sample, self.traces)
+        return find_far_responses(self.sample, self.traces)
 
     @cached_property
-    def change(self) -> StepChange | None:
+    def step_change(self) -> StepChange | None:
         """The steps whose gap differs most from that of the others, by chance or not."""
-        return change_of(self.sample)
+        return find_step_change(self.sample)
 
     @property
-    def parts(self) -> tuple[FarResponses, ...]:
+    def subsets(self) -> tuple[Subset, ...]:
         """Responses that may have causes of their own: the far ones, and those of some steps; first
         those of which it is known what they share.
         """
-        change, far = self.change, () if self.part is None else (self.part,)
-        of_steps = (
-            (FarResponses(change.in_it_S, change.words, np.ones_like(change.in_it_S)),)
-            if change is not None and change.is_found and not self.weights_differ
-            else ()
-        )
-        return tuple(sorted((*far, *of_steps), key=lambda part: not part.members))
+        subsets = [] if self.far_responses is None else [self.far_responses]
+        change = self.step_change
+        if change is not None and change.is_found and not self.weights_differ:
+            every_S = np.ones_like(change.inside_S)
+            subsets.append(Subset(change.inside_S, change.where, every_S))
+        return tuple(sorted(subsets, key=lambda subset: not subset.shared))
 
     @property
     def weights_differ(self) -> bool:
@@ -148,6 +150,7 @@ class Evidence:
     def expected(self) -> Expected:
         """The gap that the trace would have without a fault, nats."""
         step = None
+        # Rounded logits of the trace show their steps themselves; else the model at hand has them
         if self.model is not None and self.model.few and not self.scale.shows_steps:
             step = self.model.logit_step
         return expected_gap(self.about, self.scale, self.lattice.result(), step, self.gap.value)
@@ -160,18 +163,18 @@ class Evidence:
     @property
     def gap_is_too_large(self) -> bool:
         """Whether the gap is larger than expected, by two standard errors."""
-        return self.gap.value - self._doubt > self.expected.high
+        return self.gap.value - self._two_errors > self.expected.high
 
     @property
     def resolution(self) -> float:
         """The gap above which it is too large, nats per token: two standard errors above what is
         expected.
         """
-        return self.expected.high + self._doubt
+        return self.expected.high + self._two_errors
 
     @property
-    def _doubt(self) -> float:
-        """Two standard errors of the gap; half of it for too few prompts."""
+    def _two_errors(self) -> float:
+        """Two standard errors of the gap, nats; half of the gap for too few prompts."""
         gap = self.gap
         return 2 * gap.error if np.isfinite(gap.error) else gap.value / 2
 
@@ -197,21 +200,15 @@ class EvidenceCollector(Accumulator):
         temperatures: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """`temperatures`: of the reference policy and of the current one."""
-        self.pair, self.counts, self.lattice, self.own_columns = (
-            pair,
-            Counts(),
-            Lattice(),
-            OwnColumns(),
-        )
+        self.pair = pair
+        self.counts = Counts()
+        self.lattice = Lattice()
+        self.own_columns = OwnColumns()
         self.scale = OwnScale(pair, temperatures)
-        self.sample, self.heads = (
-            SampleCollector(pair, limit=limits.sample),
-            HeadCollector(pair, limit=limits.heads),
-        )
-        self.copies, self.credit = (
-            ImprobableCopies(limit=limits.copies),
-            Credit(limit=limits.credit),
-        )
+        self.sample = SampleCollector(pair, limit=limits.sample)
+        self.heads = HeadCollector(pair, limit=limits.heads)
+        self.copies = ImprobableCopies(limit=limits.copies)
+        self.credit = Credit(limit=limits.credit)
 
     @property
     def limits(self) -> HashLimits:
@@ -229,8 +226,9 @@ class EvidenceCollector(Accumulator):
         self.copies.update(batch)
         self.credit.update(batch)
         self.heads.update(batch)
-        has_prompts = PROMPT_COLUMN in table.column_names
-        prompt_ids = table.column(PROMPT_COLUMN).combine_chunks() if has_prompts else None
+        prompt_ids = None
+        if PROMPT_COLUMN in table.column_names:
+            prompt_ids = table.column(PROMPT_COLUMN).combine_chunks()
         self.sample.update(batch, prompt_ids, origin.columns(table, batch))
         for gaps in token_gaps(batch, self.pair):
             self.lattice.update(gaps)

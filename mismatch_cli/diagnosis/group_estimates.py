@@ -21,7 +21,9 @@ class Mean:
 
     def z_from(self, value: float) -> float:
         """By how many standard errors the mean is above a value."""
-        return as_normal((self.value - value) / self.error, self.groups) if self.error > 0 else 0.0
+        if not self.error > 0:
+            return 0.0
+        return as_normal((self.value - value) / self.error, self.groups)
 
     def times(self, other: Mean) -> float:
         """This mean over another one."""
@@ -32,7 +34,9 @@ class Mean:
         if min(self.value, other.value) <= 0:
             return 0.0
         error = np.hypot(self.error / self.value, other.error / other.value)
-        t = float(np.log(self.value / other.value) / error) if error > 0 else 0.0
+        if not error > 0:
+            return 0.0
+        t = float(np.log(self.value / other.value) / error)
         return as_normal(t, min(self.groups, other.groups))
 
 
@@ -41,12 +45,8 @@ def as_normal(t: float, groups: int) -> float:
     (Wallace, 1959).
     """
     degrees = max(groups - 1, 1)
-    return float(
-        np.sign(t)
-        * np.sqrt(degrees * np.log1p(t * t / degrees))
-        * (8 * degrees + 1)
-        / (8 * degrees + 3)
-    )
+    deviate = np.sign(t) * np.sqrt(degrees * np.log1p(t * t / degrees))
+    return float(deviate * (8 * degrees + 1) / (8 * degrees + 3))
 
 
 def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
@@ -55,27 +55,28 @@ def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
     """
     if not len(group_N):
         return Mean(float("nan"), float("inf"), 0)
-    value, error, groups = _ratio(*_sums(group_N, value_N, None))
+    value, error, groups = _ratio(*_sums_by_group(group_N, value_N, None))
     return Mean(value, error, len(group_N), groups)
 
 
 _FEWEST_GROUPS = 4
 
 
-def _sums(group_N: np.ndarray, *weights: np.ndarray | None) -> list[np.ndarray]:
+def _sums_by_group(group_N: np.ndarray, *weights: np.ndarray | None) -> list[np.ndarray]:
     """Sums of weights by prompt group; None means 1 each."""
     return [np.bincount(group_N, weights=weight_N, minlength=GROUPS) for weight_N in weights]
 
 
-def _ratio(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float, int]:
-    """Σ part / Σ whole, its standard error, and the number of groups; for too few groups
+def _ratio(above_G: np.ndarray, below_G: np.ndarray) -> tuple[float, float, int]:
+    """Σ above / Σ below, its standard error, and the number of groups; for too few groups
     infinity and 0.
     """
-    present_G, part, whole = whole_G > 0, part_G.sum(), whole_G.sum()
-    value = float(part / whole) if whole else float("nan")
+    above, below = above_G.sum(), below_G.sum()
+    value = float(above / below) if below else float("nan")
+    present_G = below_G > 0
     if present_G.sum() < _FEWEST_GROUPS:
         return value, float("inf"), 0
-    without_G = (part - part_G[present_G]) / np.maximum(whole - whole_G[present_G], 1e-300)
+    without_G = (above - above_G[present_G]) / np.maximum(below - below_G[present_G], 1e-300)
     return value, standard_error(without_G), int(present_G.sum())
 
 
@@ -83,7 +84,7 @@ def estimate_over_prompts(
     value_N: np.ndarray, group_N: np.ndarray, prompt_id_N: np.ndarray
 ) -> Estimate:
     """The mean of positive values, with the interval used in all reports."""
-    sum_G, count_G = _sums(group_N, value_N, None)
+    sum_G, count_G = _sums_by_group(group_N, value_N, None)
     return grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
 
 
@@ -93,7 +94,7 @@ def slope_over_prompts(
     """The least-squares slope of y on x through the origin, and its standard error over groups
     of prompts: infinite for too few.
     """
-    slope, error, _ = _ratio(*_sums(group_N, x_N * y_N, x_N * x_N))
+    slope, error, _ = _ratio(*_sums_by_group(group_N, x_N * y_N, x_N * x_N))
     return slope, error
 
 
@@ -103,5 +104,6 @@ def is_share_above(
     """Whether the chosen tokens' share of all weight is above `least` by two standard errors
     over groups of prompts.
     """
-    share, error, _ = _ratio(*_sums(group_N, np.where(chosen_N, weight_N, 0.0), weight_N))
+    chosen_weight_N = np.where(chosen_N, weight_N, 0.0)
+    share, error, _ = _ratio(*_sums_by_group(group_N, chosen_weight_N, weight_N))
     return share - 2 * error > least

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.diagnosis.model import Hypothesis
@@ -41,9 +41,8 @@ def scaled_base(factor: float) -> Hypothesis:
 
 def positions_of(config: Any) -> list[Hypothesis]:
     """What to try first: common factors, and YaRN from this model's context lengths."""
-    encodings = [scaled_positions(factor) for factor in FACTORS] + [
-        scaled_base(factor) for factor in BASE_FACTORS
-    ]
+    encodings = list(map(scaled_positions, FACTORS))
+    encodings += map(scaled_base, BASE_FACTORS)
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" not in parameters:
         return encodings
@@ -51,10 +50,9 @@ def positions_of(config: Any) -> list[Hypothesis]:
     trained = {most, int(parameters.get("original_max_position_embeddings", most))}
     for factor in YARN_FACTORS:
         for n in sorted(trained | {int(most / factor)}):
+            name = f"YaRN with factor {factor:g} from {n} positions"
             yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": n}
-            encodings.append(
-                _with_parameters(f"YaRN with factor {factor:g} from {n} positions", yarn)
-            )
+            encodings.append(_with_parameters(name, yarn))
     if parameters.get("rope_type", "default") != "default":
         encodings.append(_with_parameters("RoPE without its scaling", {"rope_type": "default"}))
     return encodings
@@ -67,9 +65,8 @@ YARN_FACTORS = (2.0, 4.0, 8.0, 32.0)
 
 def padded(count: int, token: int) -> Hypothesis:
     """A number of padding tokens on the left, which attention sees."""
-    return Hypothesis(
-        f"{count} tokens {token} before the prompt", prompt=lambda ids: [token] * count + ids
-    )
+    name = f"{count} tokens {token} before the prompt"
+    return Hypothesis(name, prompt=lambda ids: [token] * count + ids)
 
 
 def padded_to(length: int, token: int) -> Hypothesis:
@@ -79,12 +76,12 @@ def padded_to(length: int, token: int) -> Hypothesis:
 
 
 def padding_tokens(config: Any) -> list[int]:
-    """The usual ones: the padding token, the end of sequence, and 0."""
+    """The usual ids of padding: the padding token, the end of sequence, and 0."""
     return list(dict.fromkeys([*_token_ids(config, "pad", "eos").values(), 0]))
 
 
 def padded_lengths(longest: int) -> list[int]:
-    """To which prompts are padded: the longest, and the usual multiples above it."""
+    """The lengths to which prompts are padded: the longest, and the usual multiples above it."""
     return sorted({longest, *(-(-longest // n) * n for n in ROUND)})
 
 
@@ -92,46 +89,50 @@ def other_prompts(config: Any) -> list[Hypothesis]:
     """Prompts with a token that is missing or duplicated, or with runs of one token (placeholders
     of an image) at another length.
     """
-    prompts = [
-        Hypothesis(f"the {name} token before the prompt", prompt=padded(1, token).prompt)
-        for name, token in _token_ids(config, "bos", "eos", "pad").items()
-    ]
-    prompts.append(Hypothesis("the first token twice", prompt=lambda ids: [*ids[:1], *ids]))
-    prompts.append(Hypothesis("the last token twice", prompt=lambda ids: [*ids, *ids[-1:]]))
-    ends = (*range(MOST_MISSING), *range(-MOST_MISSING, 0))
-    missing: dict[str, Sequence[int]] = {f"without token {at} of the prompt": [at] for at in ends}
-    for count in (2, 3, 4):
-        missing[f"without the first {count} tokens"] = range(count)
-        missing[f"without the last {count} tokens"] = range(-count, 0)
+    prompts = []
+    for name, token in _token_ids(config, "bos", "eos", "pad").items():
+        before = padded(1, token).prompt
+        prompts.append(Hypothesis(f"the {name} token before the prompt", prompt=before))
     prompts += [
-        Hypothesis(name, prompt=partial(_without, places)) for name, places in missing.items()
+        Hypothesis("the first token twice", prompt=lambda ids: [*ids[:1], *ids]),
+        Hypothesis("the last token twice", prompt=lambda ids: [*ids, *ids[-1:]]),
     ]
-    prompts += _other_runs()
-    for token in _token_ids(config, "image", "video").values():  # their placeholders
-        prompts += [_expanded(count, token) for count in EXPANDED]
+    for at in (*range(MOST_MISSING), *range(-MOST_MISSING, 0)):
+        prompts.append(_lacking(f"without token {at} of the prompt", [at]))
+    for count in (2, 3, 4):
+        prompts.append(_lacking(f"without the first {count} tokens", range(count)))
+        prompts.append(_lacking(f"without the last {count} tokens", range(-count, 0)))
+    prompts += [
+        Hypothesis("each run of one token as one", prompt=partial(_cut_runs, 1)),
+        Hypothesis("without its runs of one token", prompt=partial(_cut_runs, 0)),
+    ]
+    # One side may have left an image or a video as a single placeholder
+    for token in _token_ids(config, "image", "video").values():
+        for count in EXPANDED:
+            name = f"each placeholder {token} {count} times"
+            prompts.append(Hypothesis(name, prompt=partial(_expand, token, count)))
     return prompts
 
 
-def _other_runs() -> list[Hypothesis]:
-    """Prompts whose long runs of one id are one, or gone."""
-    lengths = {"each run of one token as one": 1, "without its runs of one token": 0}
-    return [Hypothesis(name, prompt=partial(_runs_of, n)) for name, n in lengths.items()]
+def _lacking(name: str, places: Sequence[int]) -> Hypothesis:
+    return Hypothesis(name, prompt=partial(_without, places))
 
 
-def _runs_of(length: int, ids: list[int]) -> list[int]:
+def _cut_runs(length: int, ids: list[int]) -> list[int]:
     """The ids with every long run of one id cut to a length; all of them if none would be left."""
-    runs = [list(run) for _, run in groupby(ids)]
-    cut = [run[:length] if len(run) >= _RUN else run for run in runs]
-    return [*chain.from_iterable(cut)] or ids
+    cut: list[int] = []
+    for _, group in groupby(ids):
+        run = list(group)
+        cut += run[:length] if len(run) >= _RUN else run
+    return cut or ids
 
 
-def _expanded(count: int, token: int) -> Hypothesis:
-    """One placeholder as many."""
-
-    def prompt(ids: list[int]) -> list[int]:
-        return [*chain.from_iterable([i] * (count if i == token else 1) for i in ids)]
-
-    return Hypothesis(f"each placeholder {token} {count} times", prompt=prompt)
+def _expand(token: int, count: int, ids: list[int]) -> list[int]:
+    """The ids with each placeholder so many times."""
+    expanded: list[int] = []
+    for i in ids:
+        expanded += [i] * count if i == token else [i]
+    return expanded
 
 
 MOST_MISSING = 4  # tokens from either end of the prompt
@@ -141,12 +142,12 @@ _RUN = 4  # tokens: digits and blank lines repeat less often
 
 def _token_ids(config: Any, *names: str) -> dict[str, int]:
     """The special tokens in the configuration; the first of several."""
-    found = {name: getattr(config, f"{name}_token_id", None) for name in names}
-    return {
-        name: ids[0] if isinstance(ids, list) else int(ids)
-        for name, ids in found.items()
-        if ids is not None
-    }
+    token_ids = {}
+    for name in names:
+        ids = getattr(config, f"{name}_token_id", None)
+        if ids is not None:
+            token_ids[name] = ids[0] if isinstance(ids, list) else int(ids)
+    return token_ids
 
 
 def _without(places: Sequence[int], ids: list[int]) -> list[int]:
@@ -161,18 +162,12 @@ def _rope(name: str, frequencies: Frequencies) -> Hypothesis:
     """Change the inverse frequencies in every rotary embedding of the model."""
 
     def changed(model: Any) -> AbstractContextManager[None]:
-        buffers = [
-            (module, *buffer)
-            for module in model.modules()
-            for buffer in module.named_buffers(recurse=False)
-        ]
-        return _set(
-            [
-                (module, name, frequencies(buffer_F))
-                for module, name, buffer_F in buffers
-                if name.endswith("inv_freq")
-            ]
-        )
+        changes = []
+        for module in model.modules():
+            for attribute, buffer_F in module.named_buffers(recurse=False):
+                if attribute.endswith("inv_freq"):
+                    changes.append((module, attribute, frequencies(buffer_F)))
+        return _set(changes)
 
     return Hypothesis(name, changed=changed)
 
@@ -186,19 +181,19 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
 
         config = deepcopy(model.config.get_text_config())
         config.rope_parameters = {"rope_theta": config.rope_parameters["rope_theta"]} | parameters
-        kind, changes = parameters["rope_type"], []
+        changes: list[tuple[Any, str, Any]] = []
         for module in model.modules():
-            if isinstance(frequency_F := getattr(module, "inv_freq", None), torch.Tensor):
-                compute = (
-                    module.compute_default_rope_parameters
-                    if kind == "default"
-                    else ROPE_INIT_FUNCTIONS[kind]
-                )
-                new_F, scaling = compute(config, device=frequency_F.device)  # some models ignore it
-                changes += [
-                    (module, "inv_freq", new_F.to(frequency_F)),
-                    (module, "attention_scaling", scaling),
-                ]
+            frequency_F = getattr(module, "inv_freq", None)
+            if not isinstance(frequency_F, torch.Tensor):
+                continue
+            if parameters["rope_type"] == "default":
+                compute = module.compute_default_rope_parameters
+            else:
+                compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+            new_F, scaling = compute(config, device=frequency_F.device)
+            # Some models ignore the device
+            changes.append((module, "inv_freq", new_F.to(frequency_F)))
+            changes.append((module, "attention_scaling", scaling))
         return _set(changes)
 
     return Hypothesis(name, changed=changed)
@@ -213,5 +208,5 @@ def _set(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(*change)
         yield
     finally:
-        for attribute in before:
-            setattr(*attribute)
+        for original in before:
+            setattr(*original)

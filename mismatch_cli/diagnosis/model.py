@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,8 @@ _CONFIRMED = 2  # readings of all responses that trying hypotheses on a few leav
 _TOKEN_BUDGET = 8192
 _BITS, _SMALLEST = 7, 1e-3  # of a bfloat16 number after the first; a logit
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
-Key = tuple[int, int, int]
+_KEY = ("step", "prompt_id", "sample_index")
+Key = tuple[int, int, int]  # of a response
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Hypothesis:
     `prompt` maps the recorded prompt ids to those that were read. `changed` makes a context manager
     from the Hugging Face model, entered while it scores: it sets hooks or settings and restores
     them. `before` says how many responses of the trace, each after its prompt, preceded the one at
-    a place of the file. `rows`: which responses to try it on, if not any.
+    a place of the trace. `responses`: which ones of the sample to try it on, if not any.
     """
 
     name: str
     prompt: Callable[[list[int]], list[int]] = list  # unchanged
     changed: Callable[[Any], AbstractContextManager[Any]] = nullcontext
     before: Callable[[int], int] | None = None
-    rows: tuple[int, ...] = ()
+    responses: tuple[int, ...] = ()
 
 
 AS_RECORDED = Hypothesis("as recorded")
@@ -63,11 +63,11 @@ def rounded_to(dtype: str) -> Hypothesis:
     def changed(model: Any) -> Iterator[None]:
         from mismatch_cli.models.loading import round_weights
 
-        kept = round_weights(model, dtype)
+        before = round_weights(model, dtype)
         try:
             yield
         finally:
-            for weight, value in kept:
+            for weight, value in before:
                 weight.copy_(value)
 
     return Hypothesis(f"weights in {dtype}", changed=changed)
@@ -97,37 +97,41 @@ class ModelAtHand:
         All ranks must try the same hypotheses in the same order; each scores a part of the
         responses.
         """
-        self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
-        spread = np.unique(
-            np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)
-        ).tolist()
-        self.rows = [s for s in spread if prompts.get(_key(sample, s))]
-        while budget is not None and len(self.rows) > 1 and self._cost(self.rows) > budget:
-            self.rows = self.rows[::2]
+        self._sample = sample
+        self._prompts = prompts
+        self._load = load
+        self._ranks = ranks
+        spread = np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)
+        # The indices of the responses that the model reads
+        self.responses = [s for s in np.unique(spread).tolist() if prompts.get(_key(sample, s))]
+        while budget is not None and len(self.responses) > 1 and self.of_all > budget:
+            self.responses = self.responses[::2]
+        # log π by the name of a hypothesis, and whether few responses were read
         self.scored: dict[tuple[str, bool], np.ndarray] = {}
-        self.budget = budget or _TIMES_SAMPLE * self._cost(self.rows)
+        self.budget = budget or _TIMES_SAMPLE * self.of_all
         self.spent = 0  # tokens read
         self.is_interrupted = False
         self.on_tokens: Callable[[int], None] = lambda _: None  # called with tokens just read
 
     @cached_property
     def few(self) -> list[int]:
-        """A few rows, to try hypotheses on: evenly from the shorter half."""
-        return self._few_of(self.rows)
+        """A few responses, to try hypotheses on: evenly from the shorter half."""
+        return self._few_of(self.responses)
 
-    def _few_of(self, rows: Sequence[int]) -> list[int]:
-        count = min(FEW, max(1, round(len(self.rows) / _FEW_OF_ALL)))
-        by_length = sorted(rows, key=lambda s: self._cost([s]))
-        shorter = by_length[: max(count, len(rows) // 2)]
-        return sorted(shorter[:: max(1, len(shorter) // count)][:count])
+    def _few_of(self, responses: Sequence[int]) -> list[int]:
+        count = min(FEW, max(1, round(len(self.responses) / _FEW_OF_ALL)))
+        by_length = sorted(responses, key=lambda s: self._cost([s]))
+        shorter = by_length[: max(count, len(responses) // 2)]
+        stride = max(1, len(shorter) // count)
+        return sorted(shorter[::stride][:count])
 
     def tried_on(self, hypothesis: Hypothesis) -> list[int]:
-        """A few rows that a hypothesis changes; none, if it changes none."""
-        if hypothesis.rows:
-            return self._few_of(hypothesis.rows)
+        """A few responses that a hypothesis changes; none, if it changes none."""
+        if hypothesis.responses:
+            return self._few_of(hypothesis.responses)
         if hypothesis.changed is not nullcontext or hypothesis is AS_RECORDED:
             return self.few
-        own = [s for s in self.rows if self._context(hypothesis, s) != self.prompt(s)]
+        own = [s for s in self.responses if self._context(hypothesis, s) != self.prompt(s)]
         return self.few if set(self.few) <= set(own) else self._few_of(own)
 
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
@@ -138,7 +142,7 @@ class ModelAtHand:
         """
         key = (hypothesis.name, few)
         if key not in self.scored:
-            self.scored[key] = self._few_of_all(hypothesis) if few else self._read(hypothesis)
+            self.scored[key] = self._read_few(hypothesis) if few else self._read_all(hypothesis)
         return self.scored[key]
 
     def once_T(self) -> np.ndarray:
@@ -151,18 +155,18 @@ class ModelAtHand:
     @property
     def of_all(self) -> int:
         """Tokens of one reading of all responses as recorded."""
-        return self._cost(self.rows)
+        return self._cost(self.responses)
 
-    def _read(self, hypothesis: Hypothesis) -> np.ndarray:
-        return self._score(hypothesis, hypothesis.rows or self.rows, leaving=0)
+    def _read_all(self, hypothesis: Hypothesis) -> np.ndarray:
+        return self._read(hypothesis, hypothesis.responses or self.responses, leaving=0)
 
-    def _few_of_all(self, hypothesis: Hypothesis) -> np.ndarray:
+    def _read_few(self, hypothesis: Hypothesis) -> np.ndarray:
         """The few responses of a reading of all, if there was one; else a reading of their own."""
-        rows = self.tried_on(hypothesis)
+        few = self.tried_on(hypothesis)
         every_T = self.scored.get((hypothesis.name, False))
         if every_T is not None:
-            return np.where(np.isin(self._sample.response_T, rows), every_T, np.nan)
-        return self._score(hypothesis, rows, leaving=_CONFIRMED * self.of_all)
+            return np.where(np.isin(self._sample.response_T, few), every_T, np.nan)
+        return self._read(hypothesis, few, leaving=_CONFIRMED * self.of_all)
 
     @cached_property
     def logit_step(self) -> float | None:
@@ -175,26 +179,28 @@ class ModelAtHand:
 
         try:
             with self._interruptible():
-                logit_T, p_T = map(torch.cat, zip(*map(self._sampled, self.few), strict=True))
+                of_responses = [self._logits_and_probabilities(s) for s in self.few]
         except SkippedReading:
             return None
+        logit_T, p_T = map(torch.cat, zip(*of_responses, strict=True))
         step_T = 2.0 ** (logit_T.abs().clamp_min(_SMALLEST).log2().floor() - _BITS)
         return float((step_T * (1 - p_T)).sum() / (1 - p_T).sum())
 
-    def _sampled(self, s: int) -> tuple[Any, ...]:
+    def _logits_and_probabilities(self, s: int) -> tuple[Any, Any]:
         """The model's raw logits and probabilities of the tokens of one response."""
         import torch
 
         prompt, response = self.prompt(s), self._response(s)
         ids_1T = torch.tensor([[*prompt, *response]], device=self.loaded.device)
         with torch.no_grad():
-            logits_TV = self.loaded(input_ids=ids_1T).logits[0, len(prompt) - 1 : -1]
+            # The logits at a token are of the next one
+            logits_TV = self.loaded(input_ids=ids_1T).logits[0, len(prompt) - 1 : -1].float()
         self.spent += ids_1T.numel()
-        self._read_on(ids_1T.numel())
+        self._report(ids_1T.numel())
         sampled_T1 = ids_1T[0, len(prompt) :, None]
-        logits_TV = logits_TV.float()
-        both = logits_TV, logits_TV.softmax(dim=1)
-        return tuple(values_TV.gather(1, sampled_T1)[:, 0] for values_TV in both)
+        logit_T1 = logits_TV.gather(1, sampled_T1)
+        p_T1 = logits_TV.softmax(dim=1).gather(1, sampled_T1)
+        return logit_T1[:, 0], p_T1[:, 0]
 
     def prompt(self, s: int) -> list[int]:
         """The recorded prompt of a response."""
@@ -210,39 +216,45 @@ class ModelAtHand:
         return list(self._sample.spans())
 
     @cached_property
-    def place_S(self) -> dict[int, int]:
+    def place_of(self) -> dict[int, int]:
         """The place of each response of the sample in the order of the trace."""
         places = {key: place for place, key in enumerate(self._prompts)}
-        keys = ((s, _key(self._sample, s)) for s in range(self._sample.num_responses))
-        return {s: places[key] for s, key in keys if key in places}
+        place_of = {}
+        for s in range(self._sample.num_responses):
+            key = _key(self._sample, s)
+            if key in places:
+                place_of[s] = places[key]
+        return place_of
 
     @cached_property
-    def _at(self) -> dict[int, int]:
-        return {place: s for s, place in self.place_S.items()}
+    def _response_at(self) -> dict[int, int]:
+        return {place: s for s, place in self.place_of.items()}
 
     def _context(self, hypothesis: Hypothesis, s: int) -> list[int]:
         """The ids that a response is read after."""
-        own = hypothesis.prompt(self.prompt(s))
-        if hypothesis.before is None:
-            return own
-        place = self.place_S[s]
-        earlier = [self._at.get(p) for p in range(place - hypothesis.before(place), place)]
-        parts = ([*self.prompt(r), *self._response(r)] for r in earlier if r is not None)
-        return [*chain.from_iterable(parts), *own]
+        ids: list[int] = []
+        if hypothesis.before is not None:
+            place = self.place_of[s]
+            for earlier in range(place - hypothesis.before(place), place):
+                neighbour = self._response_at.get(earlier)
+                if neighbour is not None:
+                    ids += [*self.prompt(neighbour), *self._response(neighbour)]
+        return ids + hypothesis.prompt(self.prompt(s))
 
-    def _cost(self, rows: Sequence[int], hypothesis: Hypothesis = AS_RECORDED) -> int:
+    def _cost(self, responses: Sequence[int], hypothesis: Hypothesis = AS_RECORDED) -> int:
         """How many tokens a reading of these responses takes, with their prompts."""
-        prompts = sum(len(self._context(hypothesis, s)) for s in rows)
-        return prompts + int(self._sample.length_S[list(rows)].sum())
+        prompts = sum(len(self._context(hypothesis, s)) for s in responses)
+        return prompts + int(self._sample.length_S[list(responses)].sum())
 
     def cost_of_few(self, hypothesis: Hypothesis) -> int:
         """How many tokens trying a hypothesis takes: none, if that was done."""
-        if {(hypothesis.name, True), (hypothesis.name, False)} & set(self.scored):
+        if (hypothesis.name, True) in self.scored or (hypothesis.name, False) in self.scored:
             return 0
         return self._cost(self.tried_on(hypothesis), hypothesis)
 
-    def _read_on(self, tokens: int) -> None:
-        if tokens:  # responses without tokens come first
+    def _report(self, tokens: int) -> None:
+        # Responses without tokens are reported first
+        if tokens:
             self.on_tokens(tokens)
 
     @property
@@ -279,31 +291,37 @@ class ModelAtHand:
             self.is_interrupted = True
             raise SkippedReading(INTERRUPTED) from None
 
-    def _score(self, hypothesis: Hypothesis, rows: Sequence[int], leaving: int) -> np.ndarray:
+    def _read(self, hypothesis: Hypothesis, responses: Sequence[int], leaving: int) -> np.ndarray:
         """Read some responses, if that leaves so many tokens of the budget."""
-        if self.spent + self._cost(rows, hypothesis) + leaving > self.budget and self.spent:
+        cost = self._cost(responses, hypothesis)
+        # The first reading is made whatever it takes
+        if self.spent and self.spent + cost + leaving > self.budget:
             raise SkippedReading(self.budget_spent)
         with self._interruptible():
-            return self._scores(hypothesis, rows)
+            logp_T = self._score(hypothesis, responses)
+        self.spent += cost
+        return logp_T
 
-    def _scores(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
+    def _score(self, hypothesis: Hypothesis, responses: Sequence[int]) -> np.ndarray:
+        """log π of these responses, each scored by one of the ranks."""
         from mismatch_cli.models.scoring.requests import ScoreRequest
 
-        own = rows if self._ranks.spreads else self._ranks.own(rows)
+        # Where all ranks share one model, its trainer deals the responses to them
+        own = responses if self._ranks.spreads else self._ranks.own(responses)
         requests = [ScoreRequest(self._context(hypothesis, s), self._response(s)) for s in own]
         costs = [len(request.prompt_ids) + len(request.response_ids) for request in requests]
         with hypothesis.changed(self.loaded):
             scores = self._trainer.score(
                 requests,
                 token_budget=_TOKEN_BUDGET,
-                on_scored=lambda members: self._read_on(sum(costs[i] for i in members)),
+                on_scored=lambda members: self._report(sum(costs[i] for i in members)),
             )
-        self.spent += self._cost(rows, hypothesis)
-        scored = dict(zip(own, (score.logp_T for score in scores), strict=True))
+        scored = {s: score.logp_T for s, score in zip(own, scores, strict=True)}
+        by_rank = [scored] if self._ranks.spreads else self._ranks.world.gather(scored)
         logp_T = np.full(len(self._sample.logq_T), np.nan)
-        for part in [scored] if self._ranks.spreads else self._ranks.world.gather(scored):
-            for s, logp in part.items():
-                logp_T[self._spans[s]] = logp
+        for of_rank in by_rank:
+            for s, own_logp_T in of_rank.items():
+                logp_T[self._spans[s]] = own_logp_T
         return logp_T
 
     @property
@@ -336,22 +354,19 @@ def model_at_hand(
         from mismatch_cli.models.adapters import base_model_of_adapter
         from mismatch_cli.models.scoring.trainer import Trainer
 
-        support = SamplingSettings(
-            **{name: sampling[name] for name in _SUPPORT if name in sampling}
-        )
+        support = {name: sampling[name] for name in _SUPPORT if name in sampling}
         recorded = traces[0].manifest.get("trainer", {})
         # Use attention without the model's cap or sinks if the trace did. Other kinds may need
         # another machine.
-        attention = (
-            recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
-        )
-        dtype = recorded.get("dtype", "auto")
+        attention = None
+        if recorded.get("attention_leaves_out"):
+            attention = recorded.get("attn_implementation")
         base = base_model_of_adapter(path)
         return Trainer.load(
             base or path,
-            dtype=dtype,
+            dtype=recorded.get("dtype", "auto"),
             attn_implementation=attention,
-            sampling=support,
+            sampling=SamplingSettings(**support),
             adapter=path if base else None,
             sharding=ranks.sharding,
         )
@@ -362,17 +377,15 @@ def model_at_hand(
 def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]:
     """The prompt ids of the sample's responses, by row key, in the order of the trace."""
     wanted = {_key(sample, s) for s in range(sample.num_responses)}
-    found = {}
+    prompts = {}
     for trace in traces:
-        for table in trace.tables(("step", "prompt_id", "sample_index", "prompt_ids")):
-            keys = zip(
-                *(table.column(n).to_pylist() for n in ("step", "prompt_id", "sample_index")),
-                strict=True,
-            )
+        for table in trace.tables((*_KEY, "prompt_ids")):
+            keys = zip(*(table.column(name).to_pylist() for name in _KEY), strict=True)
+            prompt_ids = table.column("prompt_ids")
             for row, key in enumerate(keys):
                 if key in wanted:
-                    found[key] = table.column("prompt_ids")[row].as_py()
-    return found
+                    prompts[key] = prompt_ids[row].as_py()
+    return prompts
 
 
 def _key(sample: Sample, s: int) -> Key:

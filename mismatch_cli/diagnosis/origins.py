@@ -30,21 +30,19 @@ class Origin:
     def columns(self, table: pa.Table, batch: TokenBatch) -> dict[str, np.ndarray]:
         """By response: `trace`, `file`, `rank`, `epoch`, `minibatch`, and both sides' versions."""
         rank = rank_of(Path(self.file))
-        facts = {
-            "trace": self.trace,
-            "file": self.file,
-            "rank": int(rank) if rank else NO_RANK,
+        columns = {
+            "trace": np.full(batch.num_responses, self.trace),
+            "file": np.full(batch.num_responses, self.file),
+            "rank": np.full(batch.num_responses, int(rank) if rank else NO_RANK),
         }
-        columns = {name: np.full(batch.num_responses, value) for name, value in facts.items()}
-        columns |= {
-            name: np.asarray(values_S)
-            for name in ("epoch", "minibatch")
-            if (values_S := getattr(batch, f"{name}_S", None)) is not None
-        }
-        versions = (name for name in _VERSIONS if name in table.column_names)
-        return columns | {
-            name: np.from_dlpack(foreign_values.single(table.column(name))) for name in versions
-        }
+        for name in ("epoch", "minibatch"):
+            value_S = getattr(batch, f"{name}_S", None)
+            if value_S is not None:
+                columns[name] = np.asarray(value_S)
+        for name in _VERSIONS:
+            if name in table.column_names:
+                columns[name] = np.from_dlpack(foreign_values.single(table.column(name)))
+        return columns
 
 
 NOWHERE = Origin()

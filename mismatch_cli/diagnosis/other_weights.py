@@ -11,6 +11,11 @@ from typing import Any
 from mismatch_cli.diagnosis.model import Hypothesis
 
 SCALES = (0.0, 0.5, 2.0)  # not applied, half of alpha, counted twice
+_SCALED = (
+    "without its adapter",
+    "the adapter at half its scale",
+    "the adapter at twice its scale",
+)
 _SEED = 0
 
 
@@ -18,13 +23,14 @@ def missing_tensors(model: Any) -> Iterator[Hypothesis]:
     """The weights of each kind of norm as if they were never loaded, each kind of bias left out,
     norms of queries and keys left out, and the head tied to the embeddings.
     """
-    for name, modules in _kinds(model, _is_norm).items():
+    norms = _names(model, _is_norm)
+    for name in norms:
         yield Hypothesis(f"{name} weights never loaded", changed=_unloaded(name))
         if name in _OF_HEADS:
-            yield Hypothesis(f"no {name}", changed=_skipped(modules))
-    if any(name in _OF_HEADS for name in _kinds(model, _is_norm)):
+            yield Hypothesis(f"no {name}", changed=_skipped([name]))
+    if not set(norms).isdisjoint(_OF_HEADS):
         yield Hypothesis("no norms of queries and keys", changed=_skipped(_OF_HEADS))
-    for name in _kinds(model, _has_bias):
+    for name in _names(model, _has_bias):
         yield Hypothesis(f"no {name} biases", changed=_without_bias(name))
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embeddings.weight and head.weight.shape == embeddings.weight.shape:
@@ -35,22 +41,22 @@ def adapter_scales(model: Any) -> list[Hypothesis]:
     """The adapter on a model at other scales; none without an adapter."""
     if not _adapted(model):
         return []
-    words = {0.0: "without its adapter", 0.5: "the adapter at half its scale"}
-    words |= {2.0: "the adapter at twice its scale"}
-    return [Hypothesis(words[factor], changed=_scaled(factor)) for factor in SCALES]
+    named = zip(_SCALED, SCALES, strict=True)
+    return [Hypothesis(name, changed=_scaled(factor)) for name, factor in named]
 
 
-def with_dropout(model: Any) -> list[Hypothesis]:
-    """The model in training mode, if its configuration or its adapter has any dropout."""
+def with_dropout(model: Any) -> Hypothesis | None:
+    """The model in training mode; None if neither its configuration nor its adapter has any
+    dropout.
+    """
     config = model.config.get_text_config().to_dict()
-    rates = [value for name, value in config.items() if "dropout" in name or "pdrop" in name]
-    rates += [getattr(module, "p", 0) for module in _dropouts(model)]
-    is_on = any(isinstance(rate, float) and rate > 0 for rate in rates)
-    return [Hypothesis("dropout on", changed=_training)] if is_on else []
-
-
-def _dropouts(model: Any) -> list[Any]:
-    return [module for module in model.modules() if "Dropout" in type(module).__name__]
+    rates = [rate for name, rate in config.items() if "dropout" in name or "pdrop" in name]
+    for module in model.modules():
+        if "Dropout" in type(module).__name__:
+            rates.append(getattr(module, "p", 0))
+    if not any(isinstance(rate, float) and rate > 0 for rate in rates):
+        return None
+    return Hypothesis("dropout on", changed=_training)
 
 
 @contextmanager
@@ -103,40 +109,43 @@ def _has_bias(module: Any) -> bool:
     return getattr(module, "bias", None) is not None and not _is_norm(module)
 
 
-def _kinds(model: Any, wanted: Callable[[Any], bool]) -> dict[str, list[str]]:
-    """Modules by the last part of their names: those of all layers together."""
-    kinds: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        if wanted(module):
-            kinds.setdefault(name.rpartition(".")[2], []).append(name)
-    return kinds
+def _own_name(path: str) -> str:
+    """The last part of a module's path, which the modules of all layers share."""
+    return path.rpartition(".")[2]
 
 
-def _called(model: Any, names: Sequence[str], wanted: Callable[[Any], bool]) -> list[Any]:
-    return [
-        module
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in names and wanted(module)
-    ]
+def _names(model: Any, wanted: Callable[[Any], bool]) -> list[str]:
+    """The names of wanted modules, each once and in the order of the model."""
+    modules = model.named_modules()
+    return list(dict.fromkeys(_own_name(path) for path, module in modules if wanted(module)))
+
+
+def _modules(model: Any, names: Sequence[str], wanted: Callable[[Any], bool]) -> list[Any]:
+    """The wanted modules of all layers that have one of these names."""
+    modules = []
+    for path, module in model.named_modules():
+        if _own_name(path) in names and wanted(module):
+            modules.append(module)
+    return modules
 
 
 def _unloaded(name: str) -> Callable[[Any], AbstractContextManager[None]]:
     """Norms with the weights that they are made with: 1, or 0 where 1 is added."""
 
     def changed(model: Any) -> AbstractContextManager[None]:
-        return _filled(
-            [(module.weight, _initial(module)) for module in _called(model, [name], _is_norm)]
-        )
+        norms = _modules(model, [name], _is_norm)
+        return _filled([(norm.weight, _initial(norm)) for norm in norms])
 
     return changed
 
 
 def _initial(norm: Any) -> float:
-    """With weights of 0 a norm forgets its input, unless it adds 1 to them."""
+    """The weights that a norm is made with: 1, or 0 if it adds 1 to them."""
     import torch
 
     size = norm.weight.shape[0]
     inputs_2H = torch.linspace(-1, 1, 2 * size, device=norm.weight.device).reshape(2, size)
+    # With weights of 0 a norm forgets its input, unless it adds 1
     with torch.no_grad(), _filled([(norm.weight, 0.0)]):
         first_H, second_H = norm(inputs_2H.to(norm.weight.dtype))
     return 1.0 if torch.equal(first_H, second_H) else 0.0
@@ -144,21 +153,18 @@ def _initial(norm: Any) -> float:
 
 def _without_bias(name: str) -> Callable[[Any], AbstractContextManager[None]]:
     def changed(model: Any) -> AbstractContextManager[None]:
-        return _filled([(module.bias, 0.0) for module in _called(model, [name], _has_bias)])
+        return _filled([(module.bias, 0.0) for module in _modules(model, [name], _has_bias)])
 
     return changed
 
 
 def _skipped(names: Sequence[str]) -> Callable[[Any], AbstractContextManager[None]]:
     """Norms that return what they get."""
-    last = [name.rpartition(".")[2] for name in names]
 
     @contextmanager
     def changed(model: Any) -> Iterator[None]:
-        hooks = [
-            module.register_forward_hook(lambda _, inputs, __: inputs[0])
-            for module in _called(model, last, _is_norm)
-        ]
+        norms = _modules(model, names, _is_norm)
+        hooks = [norm.register_forward_hook(lambda _, inputs, __: inputs[0]) for norm in norms]
         try:
             yield
         finally:
@@ -186,5 +192,5 @@ def _filled(values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for (weight, _), kept in zip(values, before, strict=True):
-                weight.copy_(kept)
+            for (weight, _), original in zip(values, before, strict=True):
+                weight.copy_(original)

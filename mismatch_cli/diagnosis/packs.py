@@ -25,33 +25,38 @@ def after_neighbours(model: ModelAtHand, sample: Sample, left: Left) -> Iterator
 
     `left`: the share of the gap that undoing a hypothesis leaves.
     """
+    responses, place_of = model.responses, model.place_of
     gap_S = _gaps(sample)
-    # Those that are as recorded may be the first of their packs
-    far = [s for s in model.rows if gap_S[s] > _FAR * np.median(gap_S[model.rows])]
-    later = tuple(s for s in far if model.place_S[s] > 0)
+    least = _FAR * np.median(gap_S[responses])
+    # Responses that are as recorded may be the first of their packs
+    far = [s for s in responses if gap_S[s] > least]
+    later = tuple(s for s in far if place_of[s] > 0)
     if not later:
         return
-    one = Hypothesis("each response after the one before it", before=lambda _: 1, rows=later)
-    yield one
+    neighbour = "each response after the one before it"
+    after_one = Hypothesis(neighbour, before=lambda _: 1, responses=later)
+    yield after_one
     sizes = [size for size in PACKS if _is_pack(size, model, far)]
-    for size in sizes or (PACKS if left(one) < _HELPS else ()):
-        own = tuple(s for s in later if model.place_S[s] % size)
-        yield Hypothesis(f"packs of {size}", before=partial(_within, size), rows=own)
+    if not sizes and left(after_one) < _HELPS:
+        sizes = list(PACKS)
+    for size in sizes:
+        inner = tuple(s for s in later if place_of[s] % size)
+        yield Hypothesis(f"packs of {size}", before=partial(_place_in_pack, size), responses=inner)
 
 
-def _within(size: int, place: int) -> int:
+def _place_in_pack(size: int, place: int) -> int:
     return place % size
 
 
 def _is_pack(size: int, model: ModelAtHand, far: Iterable[int]) -> bool:
     """Whether exactly the first response of every pack is not far."""
-    firsts = {s for s in model.rows if model.place_S[s] % size == 0}
-    return firsts == set(model.rows) - set(far)
+    firsts = {s for s in model.responses if model.place_of[s] % size == 0}
+    return firsts == set(model.responses) - set(far)
 
 
 def _gaps(sample: Sample) -> np.ndarray:
     """The mean |d| of each response over its tokens that count, nats; 0 without any."""
-    response_N = sample.response_T[sample.kept]
-    sums = (np.bincount(response_N, w, sample.num_responses) for w in (np.abs(sample.d_N), None))
-    gap_S, count_S = sums
-    return np.divide(gap_S, count_S, out=np.zeros(sample.num_responses), where=count_S > 0)
+    response_N, responses = sample.response_N, sample.num_responses
+    sum_S = np.bincount(response_N, np.abs(sample.d_N), responses)
+    count_S = np.bincount(response_N, minlength=responses)
+    return np.divide(sum_S, count_S, out=np.zeros(responses), where=count_S > 0)

@@ -35,8 +35,8 @@ def clear(
     return Finding(check, "clear", effect, measure, evidence=evidence, reason=reason, left_N=left_N)
 
 
-def none(why: str) -> str:
-    """Words for a check that could not have found anything."""
+def no_power(why: str) -> str:
+    """The power of a check that could not have found anything; `clear` makes it untested."""
     return f"{_NONE}{why}"
 
 
@@ -46,30 +46,29 @@ def percent(share: float) -> str:
 
 
 def of_responses(testable_S: np.ndarray) -> str:
-    """It in the fewest responses that are more than chance, if they are among those that can show
-    it.
-    """
-    testable, count = int(testable_S.sum()), len(testable_S)
+    """A fault in the fewest responses that are more than chance, if so many can show it."""
+    testable = int(testable_S.sum())
+    count = len(testable_S)
     fewest = max(FEWEST_RESPONSES, int(np.ceil(SHARE_OF_RESPONSES * count)))
     if testable < fewest:
-        return none(f"{testable:,} of {things(count, 'response')} could show it")
+        return no_power(f"{testable:,} of {things(count, 'response')} could show it")
     return f"it in ≥ {percent(fewest / testable)} of the {testable:,} responses that can show it"
 
 
 def of_tokens(fewest: float, sample: Sample) -> str:
-    """It in so many tokens, of the sample."""
-    count = max(1, len(sample.kept))
+    """A fault in so many tokens of the sample."""
+    count = max(1, sample.num_counted)
     return f"it in ≥ {things(int(np.ceil(fewest)), 'token')} ({percent(fewest / count)})"
 
 
-def certain(sample: Sample) -> str:
-    """How many of the tokens are certain: these show no fault of a distribution."""
-    share = float((sample.logq_T[sample.kept] > CERTAIN).mean()) if len(sample.kept) else 1.0
-    return none(f"{percent(share)} of the tokens are certain")
+def too_certain(sample: Sample) -> str:
+    """No power, since so many of the tokens are certain: these show no fault of a distribution."""
+    share = float((sample.logq_N > CERTAIN).mean()) if sample.num_counted else 1.0
+    return no_power(f"{percent(share)} of the tokens are certain")
 
 
 def of_values(count: int) -> str:
-    """One value, of all that were read."""
+    """A fault in one value, of all that were read."""
     return f"it in one of {count:,} values"
 
 
@@ -78,7 +77,7 @@ def times_of(least: float, z: float, *means: Mean) -> str:
     errors = [mean.error / mean.value for mean in means if mean.value > 0]
     beyond_chance = float(np.exp(z * np.hypot.reduce(errors))) if errors else np.inf
     if not np.isfinite(beyond_chance) or beyond_chance > _MOST_TIMES:
-        return none("too few prompts to tell two means apart")
+        return no_power("too few prompts to tell two means apart")
     return f"{max(least, beyond_chance):.2g} times"
 
 
@@ -88,9 +87,8 @@ def varied_S(sample: Sample, fewest: int, least: float) -> np.ndarray:
     """
     step_T = np.abs(np.diff(sample.logq_T, prepend=np.nan))
     usable_T = sample.counts_T & (sample.position_T > 0) & np.isfinite(step_T)
-    at = sample.response_T[usable_T]
-    count_S = np.bincount(at, minlength=sample.num_responses)
-    sum_S = np.bincount(
-        at, weights=np.minimum(step_T[usable_T], _MOST_STEP), minlength=len(count_S)
-    )
+    response_U = sample.response_T[usable_T]
+    step_U = np.minimum(step_T[usable_T], _MOST_STEP)
+    count_S = np.bincount(response_U, minlength=sample.num_responses)
+    sum_S = np.bincount(response_U, weights=step_U, minlength=sample.num_responses)
     return np.asarray((count_S + 1 >= fewest) & (sum_S >= least * np.maximum(count_S, 1)))

@@ -58,7 +58,7 @@ class Reading:
         """The gap without the misreading; tokens that were not scored shrink by the same factor
         as those that were.
         """
-        left_N = self.left_T[sample.kept]
+        left_N = self.left_T[sample.index_N]
         return np.where(np.isfinite(left_N), left_N, sample.d_N * min(1.0, self.left))
 
 
@@ -88,23 +88,27 @@ class Readings:
     """The search through kinds of hypotheses, on one sample with a model."""
 
     def __init__(self, sample: Sample, model: ModelAtHand) -> None:
-        self._sample, self._model, self._d_T = sample, model, sample.logp_T - sample.logq_T
-        self._searches: dict[str, Survey] = {}
+        self._sample = sample
+        self._model = model
+        self._d_T = sample.logp_T - sample.logq_T
+        self._surveys: dict[str, Survey] = {}
 
     @cached_property
     def distances(self) -> dict[str, float]:
         """How far each side is from the model on the recorded tokens: mean nats per token."""
-        sides = {"rollout": self._sample.logq_T, "trainer": self._sample.logp_T}
-        return {side: self._mean(own_T - self._model.logp_T()) for side, own_T in sides.items()}
+        model_T = self._model.logp_T()
+        return {
+            "rollout": self._mean(self._sample.logq_T - model_T),
+            "trainer": self._mean(self._sample.logp_T - model_T),
+        }
 
     @cached_property
     def side(self) -> str | None:
         """The side that differs from the model, if the other one agrees with it."""
-        far = max(self.distances, key=lambda side: self.distances[side])
-        near = min(self.distances.values())
-        return (
-            far if near < _AGREES * self._mean(self._d_T) and near < self.distances[far] else None
-        )
+        near, far = sorted(self.distances.values())
+        if near >= far or near >= _AGREES * self._mean(self._d_T):
+            return None
+        return max(self.distances, key=lambda side: self.distances[side])
 
     @cached_property
     def _sides(self) -> Sequence[str]:
@@ -119,7 +123,8 @@ class Readings:
         if self.side != "trainer":
             return None
         left_T = self._model.logp_T() - self._sample.logq_T
-        return Reading("as recorded", "trainer", left_T, self._mean(left_T) / self._mean(self._d_T))
+        left = self._mean(left_T) / self._mean(self._d_T)
+        return Reading("as recorded", "trainer", left_T, left)
 
     @cached_property
     def off_T(self) -> np.ndarray:
@@ -128,30 +133,27 @@ class Readings:
 
     def search(self, kind: str) -> Survey:
         """Try one kind of hypotheses, once."""
-        if kind not in self._searches:
-            hypotheses = self._hypotheses[kind]()
-            self._searches[kind] = self._best(hypotheses, KINDS[kind])
-        return self._searches[kind]
+        if kind not in self._surveys:
+            self._surveys[kind] = self._survey(self._hypotheses(kind), KINDS[kind])
+        return self._surveys[kind]
 
-    @property
-    def _hypotheses(self) -> dict[str, Callable[[], Iterable[Hypothesis]]]:
-        """What may have been misread, by the kinds of `KINDS`."""
-        return {
-            "prompt": self._prompt,
-            "positions": self._positions,
-            "padding": self._padding,
-            "tensors": self._tensors,
-            "adapter": self._adapter,
-            "neighbours": self._neighbours,
-        }
-
-    def named(self) -> list[Reading]:
-        """The misreadings that fit, of all kinds that were searched."""
-        return [search.reading for search in self._searches.values() if search.reading]
-
-    def _prompt(self) -> Iterable[Hypothesis]:
-        """A prompt token that is missing or duplicated, or a run of one token."""
-        return other_prompts(self._model.config)
+    def _hypotheses(self, kind: str) -> Iterable[Hypothesis]:
+        """What may have been misread, of one of the `KINDS`."""
+        model = self._model
+        match kind:
+            case "prompt":
+                return other_prompts(model.config)
+            case "positions":
+                return self._positions()
+            case "padding":
+                return self._padding()
+            case "tensors":
+                return missing_tensors(model.loaded)
+            case "adapter":
+                return adapter_scales(model.loaded)
+            case "neighbours":
+                return after_neighbours(model, self._sample, self._left_on_few)
+        raise KeyError(kind)
 
     def _positions(self) -> Iterable[Hypothesis]:
         """Another base or scaling of RoPE, with a search between the usual factors where one of
@@ -166,81 +168,78 @@ class Readings:
         to one length. Where some padding makes the gap larger, more of it is not tried.
         """
         tokens = padding_tokens(self._model.config)
+        lengths = padded_lengths(self._model.longest_prompt)
         for token in tokens:
-            lengths = padded_lengths(self._model.longest_prompt)
             yield from self._while_helping(padded_to(length, token) for length in lengths)
-        counts = [padded(count, tokens[0]) for count in PADDINGS]
-        yield from self._while_helping(counts)
-        lefts = [self._few_left(h)[0] if self._is_read(h) else np.inf for h in counts]
-        at = int(np.argmin(lefts))
-        if lefts[at] < 1:
-            low, high = (PADDINGS[max(0, at - 1)], PADDINGS[min(len(PADDINGS) - 1, at + 1)])
-            yield from (padded(count, tokens[0]) for count in range(low, high + 1))
-
-    def _tensors(self) -> Iterable[Hypothesis]:
-        return missing_tensors(self._model.loaded)
-
-    def _adapter(self) -> Iterable[Hypothesis]:
-        return adapter_scales(self._model.loaded)
-
-    def _neighbours(self) -> Iterable[Hypothesis]:
-        return after_neighbours(self._model, self._sample, lambda h: self._few_left(h)[0])
+        paddings = [padded(count, tokens[0]) for count in PADDINGS]
+        yield from self._while_helping(paddings)
+        # Some may not have been tried
+        lefts = [np.inf] * len(paddings)
+        for i, padding in enumerate(paddings):
+            if (padding.name, True) in self._model.scored:
+                lefts[i] = self._left_on_few(padding)
+        best = int(np.argmin(lefts))
+        if lefts[best] < 1:
+            below, above = _around(best, len(PADDINGS))
+            for count in range(PADDINGS[below], PADDINGS[above] + 1):
+                yield padded(count, tokens[0])
 
     def _while_helping(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
+        """Hypotheses up to the first that makes the gap larger, which is read in between."""
         for hypothesis in hypotheses:
             yield hypothesis
-            if self._model.tried_on(hypothesis) and self._few_left(hypothesis)[0] >= 1:
+            if self._model.tried_on(hypothesis) and self._left_on_few(hypothesis) >= 1:
                 return
-
-    def _is_read(self, hypothesis: Hypothesis) -> bool:
-        return (hypothesis.name, True) in self._model.scored
 
     def factor_between(
         self, make: Callable[[float], Hypothesis], factors: Sequence[float]
     ) -> Iterator[Hypothesis]:
         """A ternary search on the logarithm between the neighbours of the best of these factors;
-        none if it does not help.
+        nothing if none helps.
         """
-        lefts = [self._few_left(make(factor))[0] for factor in factors]
-        at = int(np.argmin(lefts))
-        if lefts[at] >= 1:
+        lefts = [self._left_on_few(make(factor)) for factor in factors]
+        best = int(np.argmin(lefts))
+        if lefts[best] >= 1:
             return
-        low, high = (np.log(factors[i]) for i in (max(0, at - 1), min(len(factors) - 1, at + 1)))
+        below, above = _around(best, len(factors))
+        low, high = np.log(factors[below]), np.log(factors[above])
         for _ in range(STEPS):
-            left, right = low + (high - low) / 3, high - (high - low) / 3
-            pair = [make(float(np.exp(third))) for third in (left, right)]
-            yield from pair
-            if self._few_left(pair[0])[0] < self._few_left(pair[1])[0]:
-                high = right
+            third = (high - low) / 3
+            smaller, larger = make(float(np.exp(low + third))), make(float(np.exp(high - third)))
+            yield smaller
+            yield larger
+            if self._left_on_few(smaller) < self._left_on_few(larger):
+                high = high - third
             else:
-                low = left
+                low = low + third
         yield make(float(np.exp((low + high) / 2)))
 
-    def _best(self, hypotheses: Iterable[Hypothesis], share: float) -> Survey:
-        """The hypothesis that fits a few responses best, of those that a share of the budget
-        allows, if it fits them well enough, and then all.
+    def _survey(self, hypotheses: Iterable[Hypothesis], share: float) -> Survey:
+        """Try hypotheses on a few responses, as far as a share of the budget allows; the best one,
+        if it fits them well enough, is read on all.
         """
-        search, best = Survey(), None
+        survey, best = Survey(), None
         until = self._model.spent + share * self._model.budget
         try:
             for hypothesis in hypotheses:
                 if self._model.spent + self._model.cost_of_few(hypothesis) > until:
                     raise SkippedReading(self._model.budget_spent)
-                rows = self._model.tried_on(hypothesis)
-                if not rows:
+                responses = self._model.tried_on(hypothesis)
+                if not responses:
                     continue
-                left, side = self._few_left(hypothesis)
-                search.hypotheses += 1
-                search.responses = max(search.responses, len(rows))
-                if left < search.left:
-                    best, search.left = (hypothesis, side), left
+                left, side = self._best_side(hypothesis)
+                survey.hypotheses += 1
+                survey.responses = max(survey.responses, len(responses))
+                if left < survey.left:
+                    survey.left = left
+                    best = hypothesis, side
         except SkippedReading as reason:
-            search.unread = str(reason)
-        if best is not None and search.left <= _PROMISES:
-            search.reading = self._confirmed(*best)
-        return search
+            survey.unread = str(reason)
+        if best is not None and survey.left <= _PROMISES:
+            survey.reading = self._confirm(*best)
+        return survey
 
-    def _confirmed(self, hypothesis: Hypothesis, side: str) -> Reading | None:
+    def _confirm(self, hypothesis: Hypothesis, side: str) -> Reading | None:
         """The hypothesis on all responses (on the few, if no others can be read), if it fits."""
         try:
             logp_T = self._model.logp_T(hypothesis)
@@ -248,8 +247,8 @@ class Readings:
             logp_T = self._model.logp_T(hypothesis, few=True)
         left_T = self._left_T(logp_T, side)
         left = self._share(left_T)
-        clearly = left < _LESS and self._z(left_T) > _Z
-        return Reading(hypothesis.name, side, left_T, left) if left < _FITS or clearly else None
+        fits = left < _FITS or (left < _LESS and self._z(left_T) > _Z)
+        return Reading(hypothesis.name, side, left_T, left) if fits else None
 
     def _left_T(self, logp_T: np.ndarray, side: str) -> np.ndarray:
         """log π − log μ with one side moved from what a hypothesis gives to the recorded tokens;
@@ -258,15 +257,20 @@ class Readings:
         moved_T = self._model.logp_T() - logp_T
         return self._d_T + (moved_T if side == "trainer" else -moved_T)
 
-    def _few_left(self, hypothesis: Hypothesis) -> tuple[float, str]:
-        """The share of the gap that undoing a hypothesis leaves on a few responses, and the side
-        on which it leaves less.
+    def _left_on_few(self, hypothesis: Hypothesis) -> float:
+        """The share of the gap that undoing a hypothesis leaves on a few responses."""
+        left, _ = self._best_side(hypothesis)
+        return left
+
+    def _best_side(self, hypothesis: Hypothesis) -> tuple[float, str]:
+        """The share of the gap that undoing a hypothesis leaves on a few responses, on the side on
+        which it leaves less.
         """
         logp_T = self._model.logp_T(hypothesis, few=True)
         return min((self._share(self._left_T(logp_T, side)), side) for side in self._sides)
 
     def _share(self, left_T: np.ndarray) -> float:
-        """Of Σ|d| over the tokens that count and were scored; 1 if there is no gap."""
+        """What is left of Σ|d| over the tokens that count and were scored; 1 if there is no gap."""
         scored_T = self._sample.counts_T & np.isfinite(left_T)
         gap = float(np.abs(self._d_T[scored_T]).sum())
         return float(np.abs(left_T[scored_T]).sum()) / gap if gap else 1.0
@@ -275,15 +279,21 @@ class Readings:
         """By how many standard errors the gap shrinks: over prompts, or over responses if there
         are too few.
         """
-        left_N, sample = left_T[self._sample.kept], self._sample
-        scored = np.isfinite(left_N)
-        shrunk_M = np.abs(self._d_T[sample.kept][scored]) - np.abs(left_N[scored])
-        group_M = sample.group_N[scored]
+        sample = self._sample
+        left_N = left_T[sample.index_N]
+        scored_N = np.isfinite(left_N)
+        shrunk_M = np.abs(sample.d_N[scored_N]) - np.abs(left_N[scored_N])
+        group_M = sample.group_N[scored_N]
         if len(np.unique(group_M)) < _FEWEST_GROUPS:
-            group_M = sample.response_T[sample.kept][scored] % GROUPS
+            group_M = sample.response_N[scored_N] % GROUPS
         return mean_over_prompts(shrunk_M, group_M).z_from(0.0)
 
     def _mean(self, d_T: np.ndarray) -> float:
         """The mean |d| over the tokens that count and were scored, nats."""
         scored_T = self._sample.counts_T & np.isfinite(self._model.logp_T()) & np.isfinite(d_T)
         return float(np.abs(d_T[scored_T]).mean()) if scored_T.any() else np.inf
+
+
+def _around(best: int, count: int) -> tuple[int, int]:
+    """The indices on both sides of the best of so many values, or its own at an end."""
+    return max(0, best - 1), min(count - 1, best + 1)

@@ -25,9 +25,17 @@ from mismatch_cli.rules.batch import TokenBatch
 WITHOUT_IDS, WITHOUT_PROMPTS = "the trace has no token ids", "the trace has no prompts"
 MOST_TOKENS = 2**18
 TOP_K = 8  # ranks to keep: enough for slopes and grids
+_RESPONSE_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "truncated_S", "prompt_length_S")
 _TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T")
 _TOPK_COLUMNS = ("topk_ids_TK", "topk_logq_TK", "topk_logp_TK")
+_ALL_TOKEN_COLUMNS = (
+    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T",
+    "entropy_T", "seen_T", "topk_seen_TK",
+)  # fmt: skip
+_ORIGIN = "origin "  # before the names of such columns
 _U_MOST = 10.0  # typical gaps: cap on one token in means that a few tokens must not dominate
+_LEVELS, _TOKENS_PER_LEVEL = 32, 64  # of log μ, at most; at least
+_TYPICAL = 0.8  # quantile of |d|
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,10 @@ class Sample:
         """The position of the tokens that count, from 0: in the "response", or in the "context"
         with its prompt, as far as prompts are known.
         """
-        position_N = self.position_T[self.kept]
+        position_N = self.position_T[self.index_N]
         if axis == "response" or self.prompt_length_S is None:
             return position_N
-        return position_N + self.prompt_length_S[self.response_T[self.kept]]
+        return position_N + self.prompt_length_S[self.response_N]
 
     @cached_property
     def last_T(self) -> np.ndarray:
@@ -87,14 +95,30 @@ class Sample:
         return self.position_T == self.length_S[self.response_T] - 1
 
     @cached_property
-    def kept(self) -> np.ndarray:
-        """Indices of the tokens that count."""
+    def index_N(self) -> np.ndarray:
+        """Where the tokens that count are among all tokens."""
         return np.flatnonzero(self.counts_T)
+
+    @property
+    def num_counted(self) -> int:
+        return len(self.index_N)
+
+    @property
+    def response_N(self) -> np.ndarray:
+        return self.response_T[self.index_N]
+
+    @property
+    def logq_N(self) -> np.ndarray:
+        return self.logq_T[self.index_N]
+
+    @property
+    def logp_N(self) -> np.ndarray:
+        return self.logp_T[self.index_N]
 
     @cached_property
     def d_N(self) -> np.ndarray:
         """log π − log μ, nats."""
-        return self.logp_T[self.kept] - self.logq_T[self.kept]
+        return self.logp_N - self.logq_N
 
     @property
     def abs_d_T(self) -> np.ndarray:
@@ -109,7 +133,7 @@ class Sample:
 
     @cached_property
     def group_N(self) -> np.ndarray:
-        return self.group_S[self.response_T[self.kept]]
+        return self.group_S[self.response_N]
 
     @cached_property
     def half_G(self) -> np.ndarray:
@@ -127,7 +151,7 @@ class Sample:
 
     @property
     def half_N(self) -> np.ndarray:
-        """The half of each token that counts."""
+        """0 or 1 for each token that counts, by its prompt group."""
         return np.asarray(self.half_G[self.group_N])
 
     @cached_property
@@ -140,41 +164,43 @@ class Sample:
         """The 80 % quantile of |d| among tokens with similar log μ, nats; half of them may have
         no gap at all.
         """
-        abs_d_N, order = np.abs(self.d_N), np.argsort(self.logq_T[self.kept], kind="stable")
+        abs_d_N = np.abs(self.d_N)
         typical_N = np.empty(len(abs_d_N))
-        smallest = max(1e-3 * float(abs_d_N.mean()), 1e-9) if len(abs_d_N) else 1.0
-        for part in np.array_split(order, max(1, min(_LEVELS, len(order) // _TOKENS_PER_LEVEL))):
-            typical_N[part] = (
-                max(float(np.quantile(abs_d_N[part], _TYPICAL)), smallest)
-                if len(part)
-                else smallest
-            )
+        if not len(abs_d_N):
+            return typical_N
+        # Gaps are divided by this, and half of a level may have none
+        smallest = max(1e-3 * float(abs_d_N.mean()), 1e-9)
+        by_logq = np.argsort(self.logq_N, kind="stable")
+        levels = max(1, min(_LEVELS, len(by_logq) // _TOKENS_PER_LEVEL))
+        for level in np.array_split(by_logq, levels):
+            typical_N[level] = max(float(np.quantile(abs_d_N[level], _TYPICAL)), smallest)
         return typical_N
 
     def left_without(self, drop_T: np.ndarray) -> np.ndarray:
         """log π − log μ of the tokens that count, NaN for those that are dropped."""
-        return np.where(drop_T[self.kept], np.nan, self.d_N)
+        return np.where(drop_T[self.index_N], np.nan, self.d_N)
 
     def with_gap(self, left_N: np.ndarray) -> Sample:
         """A copy with another log π − log μ, nats, on the tokens that count; NaN removes a token.
 
         Drops the trainer's top-K columns, which would still be as recorded.
         """
-        logp_T, counts_T = self.logp_T.copy(), self.counts_T.copy()
-        logp_T[self.kept] = self.logq_T[self.kept] + left_N
-        counts_T[self.kept] = np.isfinite(left_N)
+        logp_T = self.logp_T.copy()
+        logp_T[self.index_N] = self.logq_N + left_N
+        counts_T = self.counts_T.copy()
+        counts_T[self.index_N] = np.isfinite(left_N)
         return replace(self, logp_T=logp_T, counts_T=counts_T, topk_logp_TK=None)
 
     def only(self, chosen_T: np.ndarray) -> Sample:
         """A copy in which other tokens do not count."""
         return replace(self, counts_T=self.counts_T & chosen_T)
 
-    def with_part(self, in_it_T: np.ndarray, part: Sample) -> Sample:
-        """A copy with the trainer's values of another one in some tokens."""
+    def with_tokens_of(self, other: Sample, inside_T: np.ndarray) -> Sample:
+        """A copy that has the trainer's values of another sample in some tokens."""
         return replace(
             self,
-            logp_T=np.where(in_it_T, part.logp_T, self.logp_T),
-            counts_T=np.where(in_it_T, part.counts_T, self.counts_T),
+            logp_T=np.where(inside_T, other.logp_T, self.logp_T),
+            counts_T=np.where(inside_T, other.counts_T, self.counts_T),
             topk_logp_TK=None,
         )
 
@@ -183,11 +209,6 @@ class Sample:
         return starmap(slice, pairwise(self.offset_S1.tolist()))
 
 
-_LEVELS, _TOKENS_PER_LEVEL = 32, 64
-_TYPICAL = 0.8
-
-
-_ORIGIN = "origin "  # before the names of such columns
 NO_LIMIT = 2**64  # above every hash
 
 
@@ -200,8 +221,10 @@ class SampleCollector(Accumulator):
     """
 
     def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS, limit: int = NO_LIMIT) -> None:
-        self._pair, self._most_tokens, self.limit = pair, most_tokens, limit
-        self._rows: list[tuple[int, dict[str, Any]]] = []
+        self._pair = pair
+        self._most_tokens = most_tokens
+        self.limit = limit
+        self._rows: list[tuple[int, dict[str, Any]]] = []  # hash and columns of a response
         self._tokens = 0
 
     def update(
@@ -215,17 +238,15 @@ class SampleCollector(Accumulator):
         """
         if not self._pair.measured_in(batch):
             return
-        keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
-        hash_S = hash_keys(*keys, seed=2)
-        columns, offset_S1 = self._columns(batch, origin_S), batch.offset_S1
-        for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
-            start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
+        hash_S = hash_keys(batch.prompt_id_S, batch.sample_index_S, batch.step_S, seed=2)
+        columns = self._columns(batch)
+        columns |= {f"{_ORIGIN}{name}": value_S for name, value_S in origin_S.items()}
+        below_S = hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))
+        for s in np.flatnonzero(below_S).tolist():
+            start, stop = batch.offset_S1[s : s + 2].tolist()
             # The limit may have fallen in this loop
             if stop > start and int(hash_S[s]) < self.limit:
-                row = {
-                    n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s]
-                    for n, v in columns.items()
-                }
+                row = _response_of(columns, s, slice(start, stop))
                 if prompt_ids is not None:
                     row["prompt_ids"] = np.from_dlpack(prompt_ids[s].values).copy()
                 self._rows.append((int(hash_S[s]), row))
@@ -249,119 +270,114 @@ class SampleCollector(Accumulator):
         self._shrink()
         return super().__getstate__()
 
-    def _columns(
-        self, batch: TokenBatch, origin_S: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        columns = self._of_batch(batch)
-        return columns | {f"{_ORIGIN}{name}": values_S for name, values_S in origin_S.items()}
-
-    def _of_batch(self, batch: TokenBatch) -> dict[str, np.ndarray]:
-        names = (*_ROW_COLUMNS, "prompt_length_S", *_TOKEN_COLUMNS)
-        found = {name: getattr(batch, name) for name in names}
-        found |= {
-            "logq_T": getattr(batch, self._pair.reference),
-            "logp_T": getattr(batch, self._pair.current),
-            "entropy_T": batch.entropy_trainer_T,
-        }
+    def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
+        """The columns of a batch that the sample keeps and that were measured."""
+        names = (*_RESPONSE_COLUMNS, *_TOKEN_COLUMNS)
+        columns = {name: getattr(batch, name) for name in names}
+        columns["logq_T"] = getattr(batch, self._pair.reference)
+        columns["logp_T"] = getattr(batch, self._pair.current)
+        columns["entropy_T"] = batch.entropy_trainer_T
         if self._pair.topk_measured_in(batch):
-            topk = {
-                "topk_logq_TK": self._pair.topk_reference,
-                "topk_logp_TK": self._pair.topk_current,
-            }
-            found |= {name: getattr(batch, str(column)) for name, column in topk.items()}
-            found |= {"topk_ids_TK": batch.topk_ids_TK}
-        columns = {name: column for name, column in found.items() if column is not None}
+            columns["topk_logq_TK"] = getattr(batch, str(self._pair.topk_reference))
+            columns["topk_logp_TK"] = getattr(batch, str(self._pair.topk_current))
+            columns["topk_ids_TK"] = batch.topk_ids_TK
+        columns = {name: column for name, column in columns.items() if column is not None}
         if "topk_ids_TK" in columns:
+            # The sampled token may be of a rank beyond those that the sample keeps
             sampled_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
-            columns["topk_d_T"] = _at(sampled_TK, columns["topk_logp_TK"]) - _at(
-                sampled_TK, columns["topk_logq_TK"]
-            )
-        return columns | {
-            name: columns[name][:, :TOP_K] for name in _TOPK_COLUMNS if name in columns
-        }
+            logp_T = _value_of_rank(sampled_TK, columns["topk_logp_TK"])
+            columns["topk_d_T"] = logp_T - _value_of_rank(sampled_TK, columns["topk_logq_TK"])
+            for name in _TOPK_COLUMNS:
+                columns[name] = columns[name][:, :TOP_K]
+        return columns
 
     def _shrink(self) -> None:
+        """Drop the responses with the largest hashes; one stays, however long it is."""
         self._rows.sort(key=lambda row: row[0])
-        tokens, kept = 0, 0
+        tokens, responses = 0, 0
         for _, row in self._rows:
-            if tokens and tokens + len(row["logq_T"]) > self._most_tokens:
+            length = len(row["logq_T"])
+            if tokens and tokens + length > self._most_tokens:
                 break
-            tokens, kept = tokens + len(row["logq_T"]), kept + 1
-        if kept < len(self._rows):
-            self.limit = self._rows[kept][0]
-        self._rows, self._tokens = self._rows[:kept], tokens
+            tokens += length
+            responses += 1
+        if responses < len(self._rows):
+            self.limit = self._rows[responses][0]
+        self._rows = self._rows[:responses]
+        self._tokens = tokens
 
     def result(self) -> Sample:
         """The sample, in the order of steps, prompts and samples."""
         self._shrink()
-        rows = [row for _, row in self._rows]
-        rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
-        for row in rows:  # only for rows that are kept: this is the slowest step
-            row |= _seen(row)
-        flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
-        per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
-        logq_T, logp_T = (
-            np.asarray(flat.pop(name), dtype=np.float64) for name in ("logq_T", "logp_T")
+        rows = sorted(
+            [row for _, row in self._rows],
+            key=lambda row: tuple(int(row[n]) for n in ("step_S", "prompt_id_S", "sample_index_S")),
         )
-        mask_T = np.asarray(flat.pop("loss_mask_T"), dtype=bool)
+        # This is the slowest step, so only the final sample takes it
+        for row in rows:
+            if {"prompt_ids", "response_ids_T"} <= row.keys():
+                ids_T, topk_ids_TK = row["response_ids_T"], row.get("topk_ids_TK")
+                row |= seen_before(row["prompt_ids"], ids_T, topk_ids_TK)
+        by_response = {name: _response_column(name, rows) for name in _RESPONSE_COLUMNS}
+        by_token = {name: _token_column(name, rows) for name in _ALL_TOKEN_COLUMNS}
+        logq_T = np.asarray(by_token.pop("logq_T"), dtype=np.float64)
+        logp_T = np.asarray(by_token.pop("logp_T"), dtype=np.float64)
+        mask_T = np.asarray(by_token.pop("loss_mask_T"), dtype=bool)
         return Sample(
             offset_S1=np.cumsum([0, *(len(row["logq_T"]) for row in rows)]),
             logq_T=logq_T,
             logp_T=logp_T,
             counts_T=mask_T & np.isfinite(logq_T) & np.isfinite(logp_T),
-            origin_S=_origins(rows),
-            prompt_length_S=_if_all_have("prompt_length_S", rows),
-            **per_row,
-            **flat,  # type: ignore[arg-type]
+            origin_S=_origin_columns(rows),
+            **by_response,  # type: ignore[arg-type]
+            **by_token,  # type: ignore[arg-type]
         )
 
 
-def _origins(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """What is on record of every response."""
-    names = [name for name in (rows[0] if rows else ()) if name.startswith(_ORIGIN)]
-    return {
-        name.removeprefix(_ORIGIN): values_S
-        for name in names
-        if (values_S := _if_all_have(name, rows)) is not None
-    }
+def _response_of(columns: Mapping[str, np.ndarray], s: int, tokens: slice) -> dict[str, Any]:
+    """The columns of one response, copied: a view would keep its whole table in memory."""
+    response = {}
+    for name, column in columns.items():
+        is_by_token = name.endswith(("_T", "_TK"))
+        response[name] = column[tokens].copy() if is_by_token else column[s]
+    return response
 
 
-def _if_all_have(name: str, rows: list[dict[str, Any]]) -> np.ndarray | None:
-    values = [row[name] for row in rows if name in row]
-    return np.array(values) if len(values) == len(rows) else None
-
-
-def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
+def _value_of_rank(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
     """The value of the marked rank; NaN if none is marked."""
     return np.where(sampled_TK.any(axis=1), np.where(sampled_TK, logp_TK, 0).sum(axis=1), np.nan)
 
 
-_ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "truncated_S")
-_ALL_TOKEN_COLUMNS = (
-    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T",
-    "entropy_T", "seen_T", "topk_seen_TK",
-)  # fmt: skip
+def _origin_columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """What is on record of every response, by the names of `origins`."""
+    columns: dict[str, np.ndarray] = {}
+    for name in rows[0] if rows else ():
+        if name.startswith(_ORIGIN):
+            value_S = _response_column(name, rows)
+            if value_S is not None:
+                columns[name.removeprefix(_ORIGIN)] = value_S
+    return columns
 
 
-def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -> np.ndarray | None:
-    """One array, NaN for responses without the column; None if all lack it."""
-    known = [part for part in parts if part is not None]
-    if not known:
-        return np.zeros(0) if not rows else None
-    shape = known[0].shape[1:]
-    missing = False if known[0].dtype == bool else np.nan
-    filled = [
-        part if part is not None else np.full((len(row["logq_T"]), *shape), missing, known[0].dtype)
-        for part, row in zip(parts, rows, strict=True)
-    ]
-    return np.concatenate(filled)
+def _response_column(name: str, rows: list[dict[str, Any]]) -> np.ndarray | None:
+    """One value for each response; None if any lacks it."""
+    values = [row[name] for row in rows if name in row]
+    return np.array(values) if len(values) == len(rows) else None
 
 
-def _seen(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Which of a row's tokens were seen before, if it has ids."""
-    if not {"prompt_ids", "response_ids_T"} <= row.keys():
-        return {}
-    return seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
+def _token_column(name: str, rows: list[dict[str, Any]]) -> np.ndarray | None:
+    """The tokens of all responses, NaN for those without the column; None if all lack it."""
+    if not rows:
+        return np.zeros(0)
+    example = next((row[name] for row in rows if name in row), None)
+    if example is None:
+        return None
+    missing = False if example.dtype == bool else np.nan
+    columns = []
+    for row in rows:
+        shape = (len(row["logq_T"]), *example.shape[1:])
+        columns.append(row[name] if name in row else np.full(shape, missing, example.dtype))
+    return np.concatenate(columns)
 
 
 def seen_before(
@@ -373,8 +389,10 @@ def seen_before(
     context = np.concatenate([prompt, response_ids_T])
     ids_U, first_U = np.unique(context, return_index=True)
     now_T = len(prompt) + np.arange(len(response_ids_T))
-    found = {"seen_T": first_U[np.searchsorted(ids_U, response_ids_T)] < now_T}
+    columns = {"seen_T": first_U[np.searchsorted(ids_U, response_ids_T)] < now_T}
     if topk_ids_TK is not None:
+        # An id that is above all of the context would be searched for beyond its end
         at_TK = np.minimum(np.searchsorted(ids_U, topk_ids_TK), len(ids_U) - 1)
-        found["topk_seen_TK"] = (ids_U[at_TK] == topk_ids_TK) & (first_U[at_TK] < now_T[:, None])
-    return found
+        is_in_context_TK = ids_U[at_TK] == topk_ids_TK
+        columns["topk_seen_TK"] = is_in_context_TK & (first_U[at_TK] < now_T[:, None])
+    return columns

@@ -37,46 +37,48 @@ class Accumulator:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, value.whole() if isinstance(value, _Occupied) else value)
+            if isinstance(value, _NonzeroCounts):
+                value = value.with_zeros()
+            setattr(self, name, value)
 
 
 def columns_read(*accumulators: type[Accumulator]) -> tuple[str, ...]:
-    """The columns that these look at, each once."""
+    """The columns that any of these accumulators looks at, each once."""
     return tuple(dict.fromkeys(chain.from_iterable(each.READS for each in accumulators)))
 
 
-def _sum(total: Any, part: Any) -> Any:
+def _sum(total: Any, other: Any) -> Any:
     """The sum, in place unless `total` is a number; raises a `TypeError` if the two cannot be
     added.
     """
     if isinstance(total, Accumulator):
-        total.merge(part)
+        total.merge(other)
     elif isinstance(total, dict):
-        for key, value in part.items():
+        for key, value in other.items():
             total[key] = _sum(total[key], value) if key in total else value
     elif isinstance(total, list):
-        total[:] = [_sum(*pair) for pair in zip(total, part, strict=True)]
-    elif total is not None or part is not None:
-        total += part
+        total[:] = [_sum(*pair) for pair in zip(total, other, strict=True)]
+    elif total is not None or other is not None:
+        total += other
     return total
 
 
-def _larger(total: Any, part: Any) -> Any:
+def _larger(total: Any, other: Any) -> Any:
     """The elementwise maximum, in the type of `total`; NaN stays."""
-    larger = np.maximum(total, part)
+    larger = np.maximum(total, other)
     return larger if isinstance(total, np.ndarray) else type(total)(larger)
 
 
-class _Occupied(NamedTuple):
+class _NonzeroCounts(NamedTuple):
     """An array of counts, as its nonzero entries and their indices."""
 
     shape: tuple[int, ...]
-    place_U: np.ndarray
+    index_U: np.ndarray
     count_U: np.ndarray
 
-    def whole(self) -> np.ndarray:
+    def with_zeros(self) -> np.ndarray:
         counts = np.zeros(self.shape, dtype=np.int64)
-        counts.reshape(-1)[self.place_U] = self.count_U
+        counts.reshape(-1)[self.index_U] = self.count_U
         return counts
 
 
@@ -84,16 +86,16 @@ _LARGE = 2**12  # numbers
 
 
 def _without_zeros(value: Any) -> Any:
-    """Large counts as `_Occupied` if that saves more than half of their size; else the value
+    """Large counts as `_NonzeroCounts` if that saves more than half of their size; else the value
     unchanged.
     """
     if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.size < _LARGE:
         return value
-    place_U = np.flatnonzero(value)
-    if 2 * len(place_U) > value.size:
+    index_U = np.flatnonzero(value)
+    if 2 * len(index_U) > value.size:
         return value
-    count_U = value.reshape(-1)[place_U]
-    small = abs(count_U).max(initial=0) < 2**31
-    return _Occupied(
-        value.shape, place_U.astype(np.int32), count_U.astype(np.int32) if small else count_U
-    )
+    count_U = value.reshape(-1)[index_U]
+    # Most counts fit into half of the bytes.
+    if abs(count_U).max(initial=0) < 2**31:
+        count_U = count_U.astype(np.int32)
+    return _NonzeroCounts(value.shape, index_U.astype(np.int32), count_U)

@@ -2,13 +2,17 @@
 of tokens.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point_estimate
+from mismatch_cli.metrics.estimate import (
+    CORRELATION,
+    Estimate,
+    Jackknife,
+    jackknife_values,
+    point_estimate,
+)
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.retained_rows import SmallestRows
 
@@ -35,12 +39,13 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
     value = float(np.clip(dx_N @ dy_N / np.sqrt((dx_N @ dx_N) * (dy_N @ dy_N)), -1, 1))
     if len(x_N) < FEWEST_STEPS:
         return point_estimate(value, FEW_STEPS)
-    independent = _independent_steps(dx_N, dy_N)
-    if independent <= 4:
+    # The standard error 1/√(n_eff − 3) is infinite at 3; close to it, an interval says nothing.
+    independent_steps = _independent_steps(dx_N, dy_N)
+    if independent_steps <= 4:
         return point_estimate(value, TOO_SMOOTH)
     if abs(value) == 1:
         return point_estimate(value, "exactly linear: no interval")
-    half_width = _NORMAL / np.sqrt(independent - 3)
+    half_width = _NORMAL / np.sqrt(independent_steps - 3)
     low, high = np.tanh(np.arctanh(value) + np.array([-half_width, half_width]))
     return Estimate(value, float(low), float(high))
 
@@ -49,7 +54,7 @@ def _independent_steps(dx_N: np.ndarray, dy_N: np.ndarray) -> float:
     """n_eff, at most n, so that alternating series do not count as more steps than they have."""
     n = len(dx_N)
     lags = np.arange(1, n // 4 + 1)
-    rho_x, rho_y = (_autocorrelations(deviations_N, lags) for deviations_N in (dx_N, dy_N))
+    rho_x, rho_y = _autocorrelations(dx_N, lags), _autocorrelations(dy_N, lags)
     return n / max(1.0, 1 + 2 * float(((1 - lags / n) * rho_x * rho_y).sum()))
 
 
@@ -57,14 +62,13 @@ def _autocorrelations(deviations_N: np.ndarray, lags: np.ndarray) -> np.ndarray:
     """The autocorrelation at each lag, without the bias −(1 + 3ρ)/n of short series (Kendall
     1954), ρ at lag 1.
     """
-    found = np.array([deviations_N[:-k] @ deviations_N[k:] for k in lags]) / (
-        deviations_N @ deviations_N
-    )
-    return found + (1 + 3 * max(found[0], 0.0)) / len(deviations_N)
+    products = np.array([deviations_N[:-lag] @ deviations_N[lag:] for lag in lags])
+    biased = products / (deviations_N @ deviations_N)
+    return biased + (1 + 3 * max(biased[0], 0.0)) / len(deviations_N)
 
 
 SAMPLE_TOKENS = 2**15
-_PARTS = 32
+_LARGER_GROUPS = 32  # of prompts
 _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("y", np.float32)])
 
 
@@ -87,8 +91,9 @@ class SampledSpearman(Accumulator):
 
         def rows_of(index: np.ndarray) -> np.ndarray:
             rows = np.zeros(len(index), dtype=_ROW)
-            response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
-            rows["group"], rows["x"], rows["y"] = gaps.group_S[response], x_N[index], y_N[index]
+            rows["group"] = gaps.group_S[gaps.response_of(index)]
+            rows["x"] = x_N[index]
+            rows["y"] = y_N[index]
             return rows
 
         def measured(index: np.ndarray) -> np.ndarray:
@@ -104,26 +109,28 @@ class SampledSpearman(Accumulator):
         computed again.
         """
         rows = self.sample.rows()
-        part = rows["group"] * _PARTS // GROUPS
-        place_2N = [np.unique(rows[name], return_inverse=True)[1] for name in ("x", "y")]
-        without = np.array(
-            [_spearman([place_N[part != p] for place_N in place_2N]) for p in range(_PARTS)]
-        )
-        return Jackknife(
-            _spearman(place_2N),
-            left_out(without, np.bincount(part, minlength=_PARTS) > 0),
-            CORRELATION,
-        )
+        group_N = rows["group"] * _LARGER_GROUPS // GROUPS
+        _, x_N = np.unique(rows["x"], return_inverse=True)
+        _, y_N = np.unique(rows["y"], return_inverse=True)
+        without_G = np.empty(_LARGER_GROUPS)
+        for group in range(_LARGER_GROUPS):
+            others_N = group_N != group
+            without_G[group] = _spearman(x_N[others_N], y_N[others_N])
+        occupied_G = np.bincount(group_N, minlength=_LARGER_GROUPS) > 0
+        without_G = jackknife_values(without_G, occupied_G)
+        return Jackknife(_spearman(x_N, y_N), without_G, CORRELATION)
 
 
-def _spearman(place_2N: Sequence[np.ndarray]) -> float:
-    """Pearson correlation of mid-ranks; NaN if one side has a single rank."""
-    q_N, p_N = map(_centred_ranks, place_2N)
-    variances = (q_N @ q_N) * (p_N @ p_N)
-    return float(q_N @ p_N / np.sqrt(variances)) if variances > 0 else float("nan")
+def _spearman(x_N: np.ndarray, y_N: np.ndarray) -> float:
+    """Pearson correlation of the mid-ranks of two columns of whole numbers; NaN if one of them
+    has a single rank.
+    """
+    x_N, y_N = _centred_ranks(x_N), _centred_ranks(y_N)
+    variances = (x_N @ x_N) * (y_N @ y_N)
+    return float(x_N @ y_N / np.sqrt(variances)) if variances > 0 else float("nan")
 
 
-def _centred_ranks(place_N: np.ndarray) -> np.ndarray:
+def _centred_ranks(order_N: np.ndarray) -> np.ndarray:
     """The rank of each value, with ties sharing their mean rank, minus the mean of all ranks."""
-    counts = np.bincount(place_N)
-    return (np.cumsum(counts) - counts / 2 - len(place_N) / 2)[place_N]
+    counts = np.bincount(order_N)
+    return (np.cumsum(counts) - counts / 2 - len(order_N) / 2)[order_N]

@@ -6,7 +6,7 @@ one. So the same formula serves traces that share all of their prompts, some, or
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Jackknife,
     Scale,
-    left_out,
+    jackknife_values,
     point_estimate,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
@@ -28,8 +28,6 @@ from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
 AT_AGREEMENT = "one of them may be in agreement: no interval"
-# The first and the other trace, each without one group of prompts at a time
-Sides = tuple[np.ndarray, np.ndarray]
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
@@ -84,44 +82,74 @@ GAP = ("abs_d_mean", "tv_binary_mean")  # their difference decides whether the g
 def _difference(
     metric: Metric, first: SummaryEstimates, other: SummaryEstimates, paired: bool
 ) -> MetricDifference:
-    x, y = first.estimates[metric.key].value, other.estimates[metric.key].value
-    if x is None or y is None:
-        nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
+    key = metric.key
+    x, y = first.estimates[key], other.estimates[key]
+    if x.value is None or y.value is None:
+        nothing = Estimate(None, note=x.note if x.value is None else y.note)
         return MetricDifference.of(nothing, nothing)
-    if metric.key not in first.jackknife:
-        return MetricDifference.of(
-            point_estimate(_settled(x, y) - x, EXTREME), _factor(metric, x, y)
-        )
+    if key not in first.jackknife:
+        change = point_estimate(_settled(x.value, y.value) - x.value, EXTREME)
+        return MetricDifference.of(change, _factor(metric, x.value, y.value))
+    a = first.jackknife[key]
+    b = other.jackknife[key]
+    values = _Aligned.of(x.value, y.value, a, b)
     prompts = min(first.prompts, other.prompts)
-    a, b = (side.jackknife[metric.key] for side in (first, other))
-    x_G, y_G = _aligned(a, b)
-    y, y_G = _settled(x, y), _settled(x_G, y_G)
-    known_G = ~(np.isnan(x_G) | np.isnan(y_G))
-    with np.errstate(invalid="ignore"):
-        difference_G = left_out(y_G - x_G, known_G)
-    same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
-    unsure = a.unsure or b.unsure
-    jackknife = Jackknife(y - x, difference_G, unsure=unsure)
-    change = jackknife.estimate(prompts)
-    if same:
-        change = Estimate(0.0, note=NO_DIFFERENCE)
-    elif paired and change.note == FEW_PROMPTS:
-        change = jackknife.paired()
-    elif change.low is not None:
-        change = change_between(
-            a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x
-        )
-    if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
-        unsure = AT_AGREEMENT  # the distance may have any size and either sign
-    return MetricDifference.of(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
-
-
-def _holds_agreement(metric: Metric, found: Estimate) -> bool:
-    return (
-        found.low is not None
-        and found.high is not None
-        and found.low <= (metric.agreement or 0.0) <= found.high
+    change = _change(a, b, values, prompts, paired)
+    why_no_factor = a.why_no_interval or b.why_no_interval
+    # A value that may be in agreement has a distance of any size from it, and of either sign.
+    if _may_agree(metric, x) or _may_agree(metric, y):
+        why_no_factor = AT_AGREEMENT
+    return MetricDifference.of(
+        change, _factor(metric, values.x, values.y, values, prompts, why_no_factor)
     )
+
+
+class _Aligned(NamedTuple):
+    """The values of the first and the other trace, and both without the same groups of prompts;
+    values that differ only by rounding are equal.
+    """
+
+    x: float
+    y: float
+    x_G: np.ndarray
+    y_G: np.ndarray
+
+    @classmethod
+    def of(cls, x: float, y: float, a: Jackknife, b: Jackknife) -> Self:
+        """A group in only one of the traces leaves the value of the other unchanged."""
+        lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
+        x_G = np.where(lacks_a & ~lacks_b, a.value, a.without_G)
+        y_G = np.where(lacks_b & ~lacks_a, b.value, b.without_G)
+        return cls(x, _settled(x, y), x_G, _settled(x_G, y_G))
+
+    @property
+    def occupied_G(self) -> np.ndarray:
+        return ~(np.isnan(self.x_G) | np.isnan(self.y_G))
+
+
+def _change(a: Jackknife, b: Jackknife, values: _Aligned, prompts: int, paired: bool) -> Estimate:
+    """The other value minus the first, with its interval."""
+    x, y, x_G, y_G = values
+    with np.errstate(invalid="ignore"):
+        change_G = jackknife_values(y_G - x_G, values.occupied_G)
+    if y == x and not np.any(change_G[np.isfinite(change_G)]):
+        return Estimate(0.0, note=NO_DIFFERENCE)
+    why_no_interval = a.why_no_interval or b.why_no_interval
+    jackknife = Jackknife(y - x, change_G, why_no_interval=why_no_interval)
+    change = jackknife.estimate(prompts)
+    if paired and change.note == FEW_PROMPTS:
+        return jackknife.paired()
+    if change.low is None:
+        return change
+    correlation = _correlation(a.scale, x_G, y_G)
+    return change_between(a.estimate(prompts), b.estimate(prompts), correlation, y - x)
+
+
+def _may_agree(metric: Metric, estimate: Estimate) -> bool:
+    """Whether the interval holds the value of agreement."""
+    if estimate.low is None or estimate.high is None:
+        return False
+    return estimate.low <= (metric.agreement or 0.0) <= estimate.high
 
 
 def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
@@ -144,46 +172,41 @@ def change_between(first: Estimate, other: Estimate, correlation: float, change:
     the ellipse given by their correlation (without correlation: Zou and Donner 2008). A value
     without spread does not move.
     """
-    reaches = []
-    for side in (first, other):
-        if side.low is None and side.note != NO_SPREAD:
-            return point_estimate(change, side.note)
-        low, high = (side.value if end is None else end for end in (side.low, side.high))
-        reaches.append((side.value - low, high - side.value))  # type: ignore[operator]
+    for estimate in (first, other):
+        if estimate.low is None and estimate.note != NO_SPREAD:
+            return point_estimate(change, estimate.note)
+    # A point on the ellipse is a part of each value's reach; `x` and `y` run around it once.
     x = np.cos(_ANGLES)
     y = correlation * x + np.sqrt(1 - correlation**2) * np.sin(_ANGLES)
-    x_moved, y_moved = (
-        np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True)
-    )
-    moved = y_moved - x_moved
+    moved = _moved(other, y) - _moved(first, x)
     note = FEW_DECIDE if FEW_DECIDE in (first.note, other.note) else None
     return Estimate(float(change), float(change + moved.min()), float(change + moved.max()), note)
 
 
-def _aligned(a: Jackknife, b: Jackknife) -> Sides:
-    """Both without each group of prompts; a group in only one of them leaves the other
-    unchanged.
-    """
-    lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
-    return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(
-        lacks_b & ~lacks_a, b.value, b.without_G
-    )
+def _moved(estimate: Estimate, reaches: np.ndarray) -> np.ndarray:
+    """How far a value moves for a part of its reach, from −1 (the lower end) to 1 (the upper)."""
+    if estimate.value is None or estimate.low is None or estimate.high is None:  # without spread
+        return np.zeros(len(reaches))
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    return np.where(reaches > 0, above, below) * reaches
 
 
 def _settled(x: Any, y: Any) -> Any:
     """`y`, or `x` where the two differ only by rounding."""
     with np.errstate(invalid="ignore"):
         close = np.abs(y - x) <= _ROUNDING * np.maximum(np.abs(x), np.abs(y))
-    return np.where(close, x, y) if isinstance(x, np.ndarray) else x if close else y
+    if isinstance(x, np.ndarray):
+        return np.where(close, x, y)
+    return x if close else y
 
 
 def _factor(
     metric: Metric,
     x: float,
     y: float,
-    without: Sides | None = None,
+    without: _Aligned | None = None,
     prompts: int = 0,
-    unsure: str | None = None,
+    why_no_interval: str | None = None,
 ) -> Estimate:
     """The ratio of the distances from agreement, with an interval computed on the logarithm."""
     if metric.signed:
@@ -191,15 +214,18 @@ def _factor(
     first, other = _distance(metric, x), _distance(metric, y)
     if first < FLOOR_RESOLUTION:
         return Estimate(None, note="the first is below resolution: no factor")
-    if without is None or other == 0:
-        return point_estimate(other / first, EXTREME if without is None else "no gap: no interval")
-    x_G, y_G = without
+    factor = float(other / first)
+    if without is None:
+        return point_estimate(factor, EXTREME)
+    if other == 0:
+        return point_estimate(factor, "no gap: no interval")
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))
-    log_G = left_out(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
-    log = Jackknife(float(np.log(other / first)), log_G, LOG_FACTOR, unsure).estimate(prompts)
-    low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
-    return Estimate(float(other / first), low, high, log.note)
+        log_G = np.log(_distance(metric, without.y_G)) - np.log(_distance(metric, without.x_G))
+    log_G = jackknife_values(log_G, without.occupied_G)
+    log = Jackknife(float(np.log(factor)), log_G, LOG_FACTOR, why_no_interval).estimate(prompts)
+    if log.low is None or log.high is None:
+        return Estimate(factor, note=log.note)
+    return Estimate(factor, float(np.exp(log.low)), float(np.exp(log.high)), log.note)
 
 
 def _distance(metric: Metric, value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
+FEWEST_PROMPTS = 10  # with fewer, an interval over prompts would be a guess
 FEWEST_GROUPS = 8  # of prompts: two or three of ten prompts may share one
 FEWEST_PAIRED = 4  # prompts, or groups of them, for the difference of two means on the same tokens
 FLOOR_RESOLUTION = 1e-7
@@ -34,7 +34,7 @@ FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
 FEWEST_TOKENS = 1000  # in a bin of μ
 FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
 FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
-# Their density decides, and it differs from trace to trace
+# The density of ratios around their median decides, and it differs from trace to trace.
 CROWDED = "most ratios crowd at 1: no interval"
 FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
@@ -55,12 +55,14 @@ class Estimate:
 
 def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> Estimate:
     """A quantile from a histogram, clamped to the exact extremes."""
-    low, high = -inf if lowest is None else lowest, inf if highest is None else highest
-    value, lower, upper = (
-        None if x is None else min(max(x, low), high)
-        for x in (estimate.value, estimate.low, estimate.high)
-    )
-    return Estimate(value, lower, upper, estimate.note)
+    lowest = -inf if lowest is None else lowest
+    highest = inf if highest is None else highest
+
+    def clamp(number: float | None) -> float | None:
+        return None if number is None else min(max(number, lowest), highest)
+
+    value, low, high = map(clamp, (estimate.value, estimate.low, estimate.high))
+    return Estimate(value, low, high, estimate.note)
 
 
 def point_estimate(value: float, note: str | None = None) -> Estimate:
@@ -68,12 +70,14 @@ def point_estimate(value: float, note: str | None = None) -> Estimate:
     value = float(value)
     if isfinite(value):
         return Estimate(value, note=note)
-    return Estimate(None, note=OVERFLOW if value == float("inf") else NOT_MEASURED)
+    return Estimate(None, note=OVERFLOW if value == inf else NOT_MEASURED)
 
 
 def finite_or_none(value: float) -> float | None:
     """The value in a form that JSON can hold."""
-    return None if isinstance(value, float) and not isfinite(value) else value
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value
 
 
 def student_t(degrees: float) -> float:
@@ -103,8 +107,10 @@ def times_floor(value: float | None, floor: float | None) -> float | str | None:
 _ROUNDING = 1e-12  # relative: a smaller spread comes from the order of additions
 _FEWEST_DECIDING = 5.0  # groups
 _LEAST_DEGREES = 4.0
-# Of the error: more means a single group, and the interval would grow without covering more
-_MOST_SKEWNESS, _LEAST_SKEWNESS = 0.3, 1e-6
+# More skewness of the error comes from a single group.
+# Correcting all of it would widen the interval without covering the truth more often.
+_MOST_SKEWNESS = 0.3
+_LEAST_SKEWNESS = 1e-6
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -123,29 +129,27 @@ class Scale:
     skewness: float = 1.0
 
 
-# Values on both sides of 0 are seldom skewed: less correction, less noise
+# Values on both sides of 0 are seldom skewed: less correction adds less noise.
 SIGNED = Scale(_same, _same, lambda _: 1.0, 0.5)
 LOG_FACTOR = replace(SIGNED, skewness=0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp, lambda x: 1 / x)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y), lambda x: 1 / (x - 1))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1, lambda x: 1 / (1 + x))
-# log-odds reach far enough
+# Intervals of log-odds reach far enough with a quarter of the correction.
 SHARE = Scale(
     lambda x: np.log(x) - np.log1p(-x),
     lambda y: 1 / (1 + np.exp(-y)),
     lambda x: 1 / (x * (1 - x)),
     0.25,
 )
-# (mean w)² / mean w² is as skewed as the few large weights
+# (mean w)² / mean w² is as skewed as the few large weights.
 SAMPLE_SIZE = replace(SHARE, skewness=1.0)
 CORRELATION = Scale(np.arctanh, np.tanh, lambda x: 1 / (1 - x**2))
 
 
 @dataclass(frozen=True)
 class Jackknife:
-    """A value, and the value without each group of prompts.
-
-    NaN stands for an empty group, infinity for a group without which nothing is left.
+    """A value, and the value without each group of prompts, as from `jackknife_values`.
 
     Group g holds the same prompts in two traces, so differences of these values are the jackknife
     of the difference.
@@ -154,12 +158,12 @@ class Jackknife:
     value: float
     without_G: np.ndarray
     scale: Scale = SIGNED
-    unsure: str | None = None  # why no interval of any width would be valid
+    why_no_interval: str | None = None  # a reason against one of any width
 
     def estimate(self, prompts: int) -> Estimate:
         """The value with its 95 % interval."""
-        if self.unsure:
-            return point_estimate(self.value, self.unsure)
+        if self.why_no_interval:
+            return point_estimate(self.value, self.why_no_interval)
         return interval(self.value, self.without_G, prompts, self.scale)
 
     def paired(self) -> Estimate:
@@ -191,17 +195,15 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
     skewness, y, y_G, scale = _on_scale(value, usable_G, scale)
     if not np.isfinite(y_G).all():  # without one group nothing is left to divide by
         return point_estimate(value, ONE_HAS_ALL)
-    # 0 except for enormous values: u⁴ stays finite
-    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)
-    y_G = np.ldexp(y_G, -power)
-    u_G, count = y_G.mean() - y_G, len(y_G)
+    u_G, power = _deviations(y_G)
+    count = len(u_G)
     with np.errstate(all="ignore"):
         reach = np.ldexp(_reach(u_G * count / (count - 1), skewness), power)
         low, high = scale.back(y - reach).tolist()
     if not (isfinite(low) and isfinite(high)):
         return point_estimate(value, OVERFLOW)
-    few = deciding(u_G) < _FEWEST_DECIDING
-    return Estimate(float(value), low, high, FEW_DECIDE if few else None)
+    few_decide = effective_groups(u_G) < _FEWEST_DECIDING
+    return Estimate(float(value), low, high, FEW_DECIDE if few_decide else None)
 
 
 def _on_scale(
@@ -211,11 +213,14 @@ def _on_scale(
     they are finite, and that scale.
     """
     with np.errstate(all="ignore"):
+        # A share that was summed in floats may be 1 + 1e-16, which has no log-odds.
         inside_G = usable_G.clip(*scale.back(np.array([-inf, inf])))
-        if np.abs(usable_G - inside_G).max() <= _ROUNDING:  # a lost share of 1 + 1e-16
+        if np.abs(usable_G - inside_G).max() <= _ROUNDING:
             usable_G = inside_G
-        y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
-        # A share that can be negative, a correlation of 1 + rounding
+        y = float(scale.to(np.array(value)))
+        y_G = scale.to(usable_G)
+        # A share that can be negative, or a correlation of 1, has no value on its scale.
+        # Its interval is formed without a transformation.
         if not np.isfinite(y) or np.isnan(y_G).any():
             return SIGNED.skewness, value, usable_G, SIGNED
         if not np.isfinite(y_G).all():
@@ -223,7 +228,15 @@ def _on_scale(
     return scale.skewness, y, y_G, scale
 
 
-def deciding(u_G: np.ndarray) -> float:
+def _deviations(y_G: np.ndarray) -> tuple[np.ndarray, int]:
+    """u_g = ȳ − y_g in units of a power of two, and its exponent."""
+    # The exponent is 0 except for enormous values, whose u⁴ would be infinite.
+    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)
+    y_G = np.ldexp(y_G, -power)
+    return y_G.mean() - y_G, power
+
+
+def effective_groups(u_G: np.ndarray) -> float:
     """The number of equally weighted groups with the same effect."""
     squares = float(u_G @ u_G)
     return float(np.abs(u_G).sum()) ** 2 / squares if squares > 0 else 0.0
@@ -233,7 +246,8 @@ def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
     """How far the interval extends below and above the value, on its scale: error · h(± t), h
     Hall's transformation.
     """
-    count, squares = len(u_G), float(u_G @ u_G)
+    count = len(u_G)
+    squares = float(u_G @ u_G)
     degrees = 2 / max(float((u_G**4).sum()) / squares**2 - 1 / count, 1e-9)
     t = student_t(min(max(degrees, _LEAST_DEGREES), count - 1)) * np.array([1.0, -1.0])
     a = skewness * float((u_G**3).sum()) / squares**1.5
@@ -243,18 +257,23 @@ def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
     return np.sqrt((count - 1) / count * squares) * t
 
 
+def standard_deviation(first: np.ndarray, second: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The standard deviation from Σx, Σx² and the number of x, without Bessel's correction."""
+    return np.sqrt(np.maximum(second / count - (first / count) ** 2, 0))
+
+
 def standard_error(without_G: np.ndarray) -> float:
     """The standard error of a value, from its values without one group of prompts at a time."""
     return float(np.sqrt((len(without_G) - 1) * np.mean((without_G - without_G.mean()) ** 2)))
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-def without_groups(evaluate: Callable[..., Made], *sums_Gx: np.ndarray) -> tuple[Made, Made]:
+def without_groups(evaluate: Callable[..., Result], *sums_Gx: np.ndarray) -> tuple[Result, Result]:
     """`evaluate` on sums by prompt group: on all of them, and with each group left out in turn."""
     totals_x = [sums.sum(axis=0) for sums in sums_Gx]
-    # A broken recording may hold ∞ − ∞
+    # A broken recording may hold ∞ − ∞, which is NaN without a warning.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         left_Gx = [total - sums for total, sums in zip(totals_x, sums_Gx, strict=True)]
         return evaluate(*totals_x), evaluate(*left_Gx)
@@ -265,22 +284,24 @@ def grouped_ratio(
 ) -> Estimate:
     """Σ part / Σ whole, from sums by prompt group."""
     value, without_G = without_groups(np.true_divide, part_G, whole_G)
-    return interval(float(value), left_out(without_G, whole_G > 0), prompts, scale)
+    return interval(float(value), jackknife_values(without_G, whole_G > 0), prompts, scale)
 
 
 def grouped_share(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
-    """The same ratio for a part of the whole, between 0 and 1."""
+    """Σ part / Σ whole where the part belongs to the whole: the value and its interval are between
+    0 and 1.
+    """
     return clamped(grouped_ratio(part_G, whole_G, prompts, SHARE), 0.0, 1.0)
 
 
-def left_out(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
-    """Values for a `Jackknife`: NaN for an empty group, infinity for a group without which
+def jackknife_values(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
+    """The values for a `Jackknife`: NaN for an empty group, infinity for a group without which
     nothing is left.
     """
     return np.where(occupied_G, np.where(np.isnan(without_G), np.inf, without_G), np.nan)
 
 
-_DEVIATIONS = 3.0  # standard errors that the place of μ between them needs before the test decides
+_DEVIATIONS = 3.0  # standard errors that μ must be away from the middle before the test decides
 # The mean gaps must also differ by a large enough part of the smaller one. The engine's weights are
 # the trainer's, rounded, and all responses share that rounding: if the step is smaller, either
 # weights can fit significantly better.
@@ -319,25 +340,28 @@ def paired_test(
     Least squares gives most weight to the tokens that the step moved most. Undecided if the two
     sets of weights are too close, or NaN.
     """
-    mu, first, second = (
-        [np.exp(x) for x in side] for side in (logp_rollout, logp_first, logp_second)
-    )
-    sums_S4 = np.array(
-        [
-            (np.abs(f - m).mean(), np.abs(s - m).mean(), (m - s) @ (f - s), (f - s) @ (f - s))
-            for m, f, s in zip(mu, first, second, strict=True)
-            if len(m)
-        ]
-    ).reshape(-1, 4)
-    if not len(sums_S4):
+    responses = zip(logp_rollout, logp_first, logp_second, strict=True)
+    sums = [_fit_sums(*logps) for logps in responses if len(logps[0])]
+    if not sums:
         return PairedTest(0.0, 0.0, 0.5, 0.0, False)
+    sums_S4 = np.array(sums)
     gap_first, gap_second = sums_S4[:, :2].mean(axis=0).tolist()
     share, without_S = without_groups(np.divide, sums_S4[:, 2], sums_S4[:, 3])
-    error = standard_error(without_S) if len(sums_S4) > 1 else np.inf
+    error = standard_error(without_S) if len(sums) > 1 else np.inf
     with np.errstate(all="ignore"):
         deviations = float(np.nan_to_num((share - 0.5) / error, nan=0.0))
-    apart = gap_second - gap_first
-    far = abs(apart) > _PART * min(gap_first, gap_second) and apart * deviations > 0
-    return PairedTest(
-        gap_first, gap_second, float(share), deviations, bool(far and abs(deviations) > _DEVIATIONS)
-    )
+    # Decided only if the gaps and the share favour the same weights, both clearly.
+    advantage = gap_second - gap_first
+    large = abs(advantage) > _PART * min(gap_first, gap_second)
+    decided = large and advantage * deviations > 0 and abs(deviations) > _DEVIATIONS
+    return PairedTest(gap_first, gap_second, float(share), deviations, decided)
+
+
+def _fit_sums(
+    logp_rollout_T: np.ndarray, logp_first_T: np.ndarray, logp_second_T: np.ndarray
+) -> tuple[np.floating, ...]:
+    """One response: mean |π₁ − μ|, mean |π₂ − μ|, Σ (μ − π₂)(π₁ − π₂) and Σ (π₁ − π₂)²."""
+    mu_T, first_T, second_T = map(np.exp, (logp_rollout_T, logp_first_T, logp_second_T))
+    step_T = first_T - second_T
+    gaps = np.abs(first_T - mu_T).mean(), np.abs(second_T - mu_T).mean()
+    return *gaps, (mu_T - second_T) @ step_T, step_T @ step_T

@@ -10,6 +10,7 @@ pages that show them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from mismatch_cli.metrics.estimate import (
     SHARE,
     SIGNED,
     Scale,
+    standard_deviation,
     times_floor,
 )
 
@@ -75,7 +77,8 @@ def table(*rows: Metric) -> Table:
     return by_key
 
 
-_ROUNDING = 2e-7  # relative: a smaller variance is the rounding of float32 squares
+# A smaller variance, relative to the mean square, is the rounding of float32 squares.
+_ROUNDING = 2e-7
 
 
 def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:
@@ -86,8 +89,8 @@ def _spread(square: str, name: str, count: str) -> Callable[[Sums], np.ndarray]:
     """The standard deviation; NaN for a single value."""
 
     def spread(t: Sums) -> np.ndarray:
-        found: np.ndarray = np.sqrt(np.maximum(t.mean(square, count) - t.mean(name, count) ** 2, 0))
-        return np.where(t[count] > 1, found, np.nan)
+        deviation = standard_deviation(t[name], t[square], t[count])
+        return np.where(t[count] > 1, deviation, np.nan)
 
     return spread
 
@@ -101,9 +104,10 @@ def _pearson(t: Sums) -> np.ndarray:
     """Computed with p = q + Δp, so that nearly equal columns do not cancel; a constant q has no
     correlation.
     """
-    q, dp = t.mean("q", "n"), t.mean("dp", "n")
-    var_q, var_dp = t.mean("q_q", "n") - q * q, t.mean("dp_dp", "n") - dp * dp
-    var_q = np.where(var_q > _ROUNDING * t.mean("q_q", "n"), var_q, np.nan)
+    q, dp, q_q = t.mean("q", "n"), t.mean("dp", "n"), t.mean("q_q", "n")
+    var_q = q_q - q * q
+    var_q = np.where(var_q > _ROUNDING * q_q, var_q, np.nan)
+    var_dp = t.mean("dp_dp", "n") - dp * dp
     cov = t.mean("q_dp", "n") - q * dp
     return (var_q + cov) / np.sqrt(var_q * (var_q + 2 * cov + var_dp))
 
@@ -111,7 +115,8 @@ def _pearson(t: Sums) -> np.ndarray:
 def _ess_token(t: Sums) -> np.ndarray:
     """(Σr)² / (n Σr²), from sums of r − 1."""
     n, less_1 = t["n"], t["less_1"]
-    return (n + less_1) ** 2 / (n * (n + 2 * less_1 + t["less_1_less_1"]))
+    squares = n + 2 * less_1 + t["less_1_less_1"]
+    return (n + less_1) ** 2 / (n * squares)
 
 
 _FP16 = "FP16 mismatch paper (Precision-RL)"
@@ -244,29 +249,32 @@ METRICS = table(
               "GRPO", rank=0),
 )
 
-VOLATILITY = table(*(
-    Metric(f"{quantity}_{statistic}", label, f"{formula} in the bin of μ", unit, f"{DPPO}, Fig. 2")
-    for quantity, unit, name, symbol, most in (
-        ("ratio", "1", ("the ratio", "ratio"), "r", "max r"),
-        ("tv_binary", "probability", ("|π − μ|", "|π − μ|"), "|π − μ|", "max |π − μ|"),
-        ("tv_topk", "probability", ("top-K TV", "top-K TV"), "top-K TV", "max of top-K TV"),
-    )
-    for statistic, label, formula in (
-        ("sd", f"SD of {name[0]}", f"standard deviation of {symbol}"),
-        ("p01", f"p1 of {name[0]}", f"1 % quantile of {symbol}"),
-        ("p99", f"p99 of {name[0]}", f"99 % quantile of {symbol}"),
-        ("max", f"largest {name[1]}", most),
-    )
-))
 # fmt: on
 
+
+def _scatter(quantity: str, unit: str, subject: str, symbol: str, largest: str) -> list[Metric]:
+    """The statistics of a quantity in a bin of μ."""
+    statistics = (
+        ("sd", f"SD of {subject}", f"standard deviation of {symbol}"),
+        ("p01", f"p1 of {subject}", f"1 % quantile of {symbol}"),
+        ("p99", f"p99 of {subject}", f"99 % quantile of {symbol}"),
+        ("max", f"largest {subject.removeprefix('the ')}", largest),
+    )
+    return [
+        Metric(f"{quantity}_{key}", label, f"{formula} in the bin of μ", unit, f"{DPPO}, Fig. 2")
+        for key, label, formula in statistics
+    ]
+
+
+VOLATILITY = table(
+    *_scatter("ratio", "1", "the ratio", "r", "max r"),
+    *_scatter("tv_binary", "probability", "|π − μ|", "|π − μ|", "max |π − μ|"),
+    *_scatter("tv_topk", "probability", "top-K TV", "top-K TV", "max of top-K TV"),
+)
 SCALES = {key: metric.scale for key, metric in METRICS.items()}  # for their intervals
 
 
 def metrics_in_group(group: str) -> tuple[Metric, ...]:
     """The metrics of one group of `METRICS`, in page order."""
-    return tuple(
-        sorted(
-            (metric for metric in METRICS.values() if metric.group == group), key=lambda m: m.rank
-        )
-    )
+    members = [metric for metric in METRICS.values() if metric.group == group]
+    return tuple(sorted(members, key=attrgetter("rank")))

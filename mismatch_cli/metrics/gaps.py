@@ -23,7 +23,8 @@ from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules import divergences
 from mismatch_cli.rules.batch import TokenBatch
 
-# Long enough to hide the cost of hundreds of calls; costly formulas use blocks that fit the cache
+# Long enough to hide the cost of hundreds of calls.
+# Costly formulas cut a slice once more, into blocks that fit the cache.
 CHUNK_TOKENS = 2**17
 
 
@@ -36,13 +37,14 @@ def token_gaps(
     A token that lacks one of the `required` columns of the batch does not count.
     """
     measured_S1 = _measured_before(batch, pair)
-    measured = int(measured_S1[-1])
-    # Equal lengths: a short slice costs as much
-    max_tokens = -(-measured // max(1, round(measured / max_tokens)))
+    total = int(measured_S1[-1])
+    # A short slice costs as much as a long one, so all have nearly the same length.
+    slices = max(1, round(total / max_tokens))
+    max_tokens = -(-total // slices)
     first = 0
     while first < batch.num_responses:
-        last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
-        last = max(last, first + 1)
+        end = measured_S1[first] + max_tokens
+        last = max(int(np.searchsorted(measured_S1, end, side="right")) - 1, first + 1)
         yield TokenGaps(batch, pair, first, last, required)
         first = last
 
@@ -58,10 +60,11 @@ def turns_begin(mask_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
 
 def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
     """How many tokens with a measured current policy precede each response."""
-    offset_S1, current_T = batch.offset_S1, getattr(batch, pair.current)
-    if not np.isnan(np.sum(current_T)):  # a single NaN makes the sum NaN
-        return offset_S1
-    measured_S = Segments(offset_S1).sum(~np.isnan(current_T))
+    logp_T = getattr(batch, pair.current)
+    # A single NaN makes the sum NaN, and the sum needs no array of flags.
+    if not np.isnan(np.sum(logp_T)):
+        return batch.offset_S1
+    measured_S = Segments(batch.offset_S1).sum(~np.isnan(logp_T))
     return np.concatenate([[0], np.cumsum(measured_S)])
 
 
@@ -71,37 +74,47 @@ class TokenGaps:
     def __init__(
         self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()
     ) -> None:
-        self.batch, self.pair, self.first, self.last = batch, pair, first, last
-        response_offset_S1 = batch.offset_S1[first : last + 1]
-        self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
-        self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
-        logq_T, logp_T = (
-            getattr(batch, name)[self._tokens] for name in (pair.reference, pair.current)
-        )
-        mask_T, lacking_T = batch.loss_mask_T[self._tokens], self._lacking(required)
-        self.num_masked, self.num_not_measured = 0, 0
-        # Indices of the counted tokens within the slice; None = all
-        self.kept: np.ndarray | None = None
+        self.batch, self.pair = batch, pair
+        self.first, self.last = first, last
+        offset_S1 = batch.offset_S1[first : last + 1]
+        self.response_offset_S1 = offset_S1 - offset_S1[0]
+        self._tokens = slice(int(offset_S1[0]), int(offset_S1[-1]))
+        self.num_masked = 0
+        self.num_not_measured = 0
+        self.counted: np.ndarray | None = None  # indices within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
+        self.logq_N = getattr(batch, pair.reference)[self._tokens]
+        self.logp_N = getattr(batch, pair.current)[self._tokens]
+        mask_T = batch.loss_mask_T[self._tokens]
+        lacking_T = self._lacking(required)
+        # Mostly every token counts and is in support: then d is finite, and nothing is copied.
         with np.errstate(invalid="ignore"):  # −inf − (−inf)
-            simple = mask_T.all() and np.isfinite(logp_T - logq_T).all() and lacking_T is None
-        if not simple:
-            measured_T = np.isfinite(logq_T) & ~np.isnan(logp_T)
-            if lacking_T is not None:
-                measured_T &= ~lacking_T
-            self.kept = np.flatnonzero(mask_T & measured_T)
-            self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
-            self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.kept))
-        self.logq_N, self.logp_N = self._take(logq_T), self._take(logp_T)
-        if not simple and (outside_N := self.logp_N == -np.inf).any():
-            self.out_of_support_N = outside_N
+            all_finite = mask_T.all() and np.isfinite(self.logp_N - self.logq_N).all()
+        if not all_finite or lacking_T is not None:
+            self._leave_out(mask_T, lacking_T)
+
+    def _leave_out(self, mask_T: np.ndarray, lacking_T: np.ndarray | None) -> None:
+        """Reduce the columns of all tokens to those of the counted ones."""
+        measured_T = np.isfinite(self.logq_N) & ~np.isnan(self.logp_N)
+        if lacking_T is not None:
+            measured_T &= ~lacking_T
+        self.counted = np.flatnonzero(mask_T & measured_T)
+        self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
+        self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.counted))
+        self.logq_N = self._take(self.logq_N)
+        self.logp_N = self._take(self.logp_N)
+        out_of_support_N = self.logp_N == -np.inf
+        if out_of_support_N.any():
+            self.out_of_support_N = out_of_support_N
 
     def _lacking(self, required: Sequence[str]) -> np.ndarray | None:
         """Whether a token lacks a value in one of these columns; None if no token does."""
         lacking_T = None
         for name in required:
             column_T = getattr(self.batch, name)[self._tokens]
-            missing_T = np.isnan(column_T if column_T.ndim == 1 else column_T[:, 0])
+            if column_T.ndim > 1:
+                column_T = column_T[:, 0]  # all K are measured, or none
+            missing_T = np.isnan(column_T)
             if missing_T.any():
                 lacking_T = missing_T if lacking_T is None else lacking_T | missing_T
         return lacking_T
@@ -109,18 +122,21 @@ class TokenGaps:
     def _take(self, column_T: np.ndarray) -> np.ndarray:
         # Never `x * mask` before a minimum, a maximum or a standard deviation:
         # tokens that do not count would enter as 0. They are left out instead.
-        return column_T if self.kept is None else column_T.take(self.kept, axis=0)
+        return column_T if self.counted is None else column_T.take(self.counted, axis=0)
 
     def counted_before(self, position: np.ndarray) -> np.ndarray:
         """How many counted tokens precede each position of the slice."""
-        return position if self.kept is None else np.searchsorted(self.kept, position)
+        return position if self.counted is None else np.searchsorted(self.counted, position)
+
+    @property
+    def _in_slice_N(self) -> np.ndarray:
+        """The indices of the counted tokens in the slice."""
+        return np.arange(len(self.logq_N)) if self.counted is None else self.counted
 
     @property
     def index_N(self) -> np.ndarray:
         """The indices of the counted tokens in the batch."""
-        return self._tokens.start + (
-            np.arange(len(self.logq_N)) if self.kept is None else self.kept
-        )
+        return self._tokens.start + self._in_slice_N
 
     @cached_property
     def offset_S1(self) -> np.ndarray:
@@ -147,7 +163,8 @@ class TokenGaps:
         offset_S1 = self.response_offset_S1
         begin = np.flatnonzero(turns_begin(self.batch.loss_mask_T[self._tokens], offset_S1))
         response = np.searchsorted(offset_S1, begin, side="right")
-        return begin[1:][response[1:] == response[:-1]]
+        follows_a_turn = response[1:] == response[:-1]
+        return begin[1:][follows_a_turn]
 
     def column(self, name: str) -> np.ndarray | None:
         """Another column of the batch at the counted tokens; None if it was not measured."""
@@ -155,9 +172,9 @@ class TokenGaps:
         return None if column is None else self._take(column[self._tokens])
 
     def token_ids_at(self, index: np.ndarray) -> np.ndarray | None:
-        """The token ids at positions within the slice; None if the trace has none."""
+        """The ids of the counted tokens at `index`; None if the trace has none."""
         ids_T = self.batch.response_ids_T
-        return None if ids_T is None else ids_T[self._tokens][index]
+        return None if ids_T is None else ids_T[self._tokens][self._in_slice(index)]
 
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
         """A value per response, repeated for its counted tokens."""
@@ -174,29 +191,30 @@ class TokenGaps:
         """A hash of response and position, uint64: splitmix64 at counter `position`, one mixing
         round per token.
         """
-        position_N = (
-            np.arange(self.response_offset_S1[-1], dtype=np.uint64)
-            if self.kept is None
-            else self.kept
-        )
-        start_N = self.per_token(
-            self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64)
-        )
-        return mix(start_N + position_N.astype(np.uint64))
+        first_S = self.response_offset_S1[:-1].astype(np.uint64)
+        start_N = self.per_token(self.response_hash_S - first_S)
+        return mix(start_N + self._in_slice_N.astype(np.uint64))
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
         """Each counted token's response within the slice, and its position among all tokens of
         that response.
         """
         response_N = self.per_token(np.arange(self.last - self.first))
-        place_N = np.arange(self.response_offset_S1[-1]) if self.kept is None else self.kept
-        return response_N, place_N - self.response_offset_S1[:-1][response_N]
+        return response_N, self._in_slice_N - self.response_offset_S1[:-1][response_N]
 
     def place_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same of the counted tokens at `index`."""
-        response = np.searchsorted(self.offset_S1, index, side="right") - 1
-        in_slice = index if self.kept is None else self.kept[index]
-        return response, in_slice - self.response_offset_S1[response]
+        """The responses of the counted tokens at `index` within the slice, and their positions
+        among all tokens of the response.
+        """
+        response = self.response_of(index)
+        return response, self._in_slice(index) - self.response_offset_S1[response]
+
+    def response_of(self, index: np.ndarray) -> np.ndarray:
+        """The response within the slice of the counted tokens at `index`."""
+        return np.searchsorted(self.offset_S1, index, side="right") - 1
+
+    def _in_slice(self, index: np.ndarray) -> np.ndarray:
+        return index if self.counted is None else self.counted[index]
 
     @cached_property
     def d_N(self) -> np.ndarray:
@@ -284,8 +302,10 @@ class TokenGaps:
         names = ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
         ids_NK, logq_NK, logp_NK = (self.column(name) for name in names)  # type: ignore[arg-type]
         in_topk_N = divergences.sampled_in_topk(self.column("response_ids_T"), ids_NK)
-        found = divergences.topk_divergences(self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N)
-        return TopK(*found, logq_NK, logp_NK)  # type: ignore[arg-type]
+        tv_N, kl_N = divergences.topk_divergences(
+            self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N
+        )
+        return TopK(tv_N, kl_N, logq_NK, logp_NK)  # type: ignore[arg-type]
 
 
 class TopK:
@@ -298,22 +318,26 @@ class TopK:
     ) -> None:
         self.tv_counts_N = _unless_all(~np.isnan(tv_N))
         self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite if π excludes a top-K token
-        self.tv_N = (
-            tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
-        )
-        self.kl_N = (
-            kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
-        )
-        # Rounding may exceed 1
-        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))
-        # Counted if TV is: both sides have the K, so their masses are of the same tokens.
-        self.mass_reference_N, self.mass_current_N = (
-            mass_N
-            if self.tv_counts_N is None
-            else np.where(self.tv_counts_N, mass_N, np.float32(0))
-            for mass_N in masses
-        )
+        self.tv_N = _zero_unless(self.tv_counts_N, tv_N)
+        self.kl_N = _zero_unless(self.kl_counts_N, kl_N)
+        # A mass counts where TV does: there both policies have the K.
+        # So the two means are over the same tokens, and can be compared.
+        self.mass_reference_N = _zero_unless(self.tv_counts_N, _mass(logq_NK))
+        self.mass_current_N = _zero_unless(self.tv_counts_N, _mass(logp_NK))
+
+
+def flagged(values_N: np.ndarray, flags_N: np.ndarray | None) -> np.ndarray:
+    """The values with a flag; None flags all of them."""
+    return values_N if flags_N is None else values_N[flags_N]
+
+
+def _mass(logp_NK: np.ndarray) -> np.ndarray:
+    return np.minimum(np.exp(logp_NK).sum(axis=1), 1)  # rounding may exceed 1
 
 
 def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:
     return None if flags_N.all() else flags_N
+
+
+def _zero_unless(flags_N: np.ndarray | None, values_N: np.ndarray) -> np.ndarray:
+    return values_N if flags_N is None else np.where(flags_N, values_N, np.float32(0))

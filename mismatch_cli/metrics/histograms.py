@@ -31,6 +31,8 @@ class LogBins:
 
     def index(self, x_N: np.ndarray) -> np.ndarray:
         """The bin of each |x|, int32; x must be float32 and not NaN."""
+        # Without their sign, the bits of a float32 are its exponent, then its mantissa.
+        # Cut to some bits of mantissa, they count the bins from the smallest float on.
         bits_N = x_N.view(np.int32) & np.int32(0x7FFFFFFF)
         bits_N >>= np.int32(23 - self.mantissa_bits)
         bits_N -= np.int32(((127 + self.lowest) << self.mantissa_bits) - 1)
@@ -44,14 +46,15 @@ class LogBins:
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper edges of the bins."""
-        octave, part = np.divmod(np.arange(self.count - 1), 1 << self.mantissa_bits)
-        starts = np.ldexp(1 + part / (1 << self.mantissa_bits), octave + self.lowest)
+        parts = 1 << self.mantissa_bits  # of each octave
+        octave, part = np.divmod(np.arange(self.count - 1), parts)
+        starts = np.ldexp(1 + part / parts, octave + self.lowest)
         return np.concatenate([[0.0], starts]), np.concatenate([[0.0], starts[1:], starts[-1:]])
 
 
 @dataclass(frozen=True)
 class SignedLogBins:
-    """The same bins for both signs, in ascending order of x; the middle bin holds values close
+    """The bins of |x| for either sign, in ascending order of x; the middle bin holds values close
     to 0.
     """
 
@@ -62,8 +65,10 @@ class SignedLogBins:
         return 2 * self.positive.count - 1
 
     def index(self, x_N: np.ndarray) -> np.ndarray:
+        """The bin of each x, int32; x must be float32 and not NaN."""
         sign_N = x_N.view(np.int32) >> np.int32(31)  # 0 or −1
         index_N = self.positive.index(x_N)
+        # In two's complement (i ^ −1) − (−1) is −i: a negative x counts down from the middle.
         index_N ^= sign_N
         index_N -= sign_N
         index_N += np.int32(self.positive.count - 1)
@@ -73,7 +78,9 @@ class SignedLogBins:
         """Convert bin indices to those of `wider` bins over the same octaves."""
         shift = np.int32(self.positive.mantissa_bits - wider.positive.mantissa_bits)
         from_middle_N = index_N - np.int32(self.positive.count - 1)
-        up_N = ~(from_middle_N >> np.int32(31))  # away from the middle on both sides
+        # A shift rounds down: towards the middle above it, away from the middle below it.
+        # What is added above makes both sides round away from it.
+        up_N = ~(from_middle_N >> np.int32(31))
         up_N &= (np.int32(1) << shift) - np.int32(1)
         from_middle_N += up_N
         from_middle_N >>= shift
@@ -82,6 +89,7 @@ class SignedLogBins:
 
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and upper edges of the bins."""
         low, high = self.positive.edges
         return np.concatenate([-high[:0:-1], low]), np.concatenate([-low[:0:-1], high])
 
@@ -110,17 +118,15 @@ def quantiles(
     """
     through = np.cumsum(counts, axis=-1)
     last = through[..., -1:] - 1
-    found = np.empty((*counts.shape[:-1], len(shares)))
+    values = np.empty((*counts.shape[:-1], len(shares)))
     for column, share in enumerate(shares):
         rank = share * last
         below = np.floor(rank)
-        lower, upper = (
-            _ranked(counts, through, edges, np.minimum(r, last)) for r in (below, below + 1)
-        )
-        found[..., column] = np.where(last < 0, np.nan, lower + (rank - below) * (upper - lower))[
-            ..., 0
-        ]
-    return found
+        lower = _ranked(counts, through, edges, np.minimum(below, last))
+        upper = _ranked(counts, through, edges, np.minimum(below + 1, last))
+        value = np.where(last < 0, np.nan, lower + (rank - below) * (upper - lower))
+        values[..., column] = value[..., 0]
+    return values
 
 
 def _ranked(
@@ -130,8 +136,8 @@ def _ranked(
     bin_ = np.argmax(through > rank, axis=-1)[..., None]
     inside = np.take_along_axis(counts, bin_, -1)
     before = np.take_along_axis(through, bin_, -1) - inside
-    low, high = (edge[bin_] for edge in edges)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    low, high = edges[0][bin_], edges[1][bin_]
+    with np.errstate(invalid="ignore", divide="ignore"):  # empty counts
         return low + (rank - before + 0.5) / inside * (high - low)
 
 
@@ -143,5 +149,5 @@ def without_each_group(counts_Gx: np.ndarray) -> np.ndarray:
 
 def count_into(counts: np.ndarray, index_N: np.ndarray) -> None:
     """Add one at each index of the flattened counts."""
-    # Any other type costs more than the cast
+    # `np.add.at` loses more time with any other index type than the cast takes.
     np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)

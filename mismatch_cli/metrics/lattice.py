@@ -18,7 +18,7 @@ from mismatch_cli.metrics.histograms import count_into, without_each_group
 
 SPACINGS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _BIN = 2.0**-9
-_COUNT = 513  # |x| below 1, and one for everything above
+_COUNT = 513  # bins of |x| below 1, and one for everything above
 _LOG_MU_MAX = np.float32(-0.01)  # μ up to 0.99; beyond, the odds are mostly rounding
 _FEWEST = 50  # tokens that a peak needs
 _LEAST_RISE = 1.25
@@ -41,7 +41,7 @@ class Lattice(Accumulator):
     """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
 
     def __init__(self) -> None:
-        # Last column: tokens that do not count
+        # The last column takes the tokens that do not count, so no array has to be copied.
         self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)
 
     @property
@@ -49,13 +49,13 @@ class Lattice(Accumulator):
         return self._counts[:, :_COUNT]
 
     def update(self, gaps: TokenGaps) -> None:
-        left_out_N = gaps.logq_N > _LOG_MU_MAX
+        excluded_N = gaps.logq_N > _LOG_MU_MAX
         if gaps.out_of_support_N is not None:
-            left_out_N |= gaps.out_of_support_N
+            excluded_N |= gaps.out_of_support_N
         height_N = np.minimum(np.abs(gaps.log_odds_gap_N), np.float32((_COUNT - 1) * _BIN))
         height_N *= np.float32(1 / _BIN)
         bin_N = height_N.astype(np.int32)
-        np.maximum(bin_N, left_out_N * np.int32(_COUNT), out=bin_N)
+        np.maximum(bin_N, excluded_N * np.int32(_COUNT), out=bin_N)
         bin_N += gaps.per_token((gaps.group_S * (_COUNT + 1)).astype(np.int32))
         count_into(self._counts, bin_N)
 
@@ -64,28 +64,29 @@ class Lattice(Accumulator):
 
         Smooth noise of any shape is densest at 0 and falls off, so it has no valley.
         """
-        lines = [self._line(spacing) for spacing in SPACINGS]
-        return [
-            line
-            for line in lines
-            if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z
-        ]
+        lines = []
+        for spacing in SPACINGS:
+            line = self._line(spacing)
+            if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z:
+                lines.append(line)
+        return lines
 
     def _line(self, spacing: float) -> LatticeLine | None:
         total = self.counts.sum(axis=0)
         peak, valley = _peak_and_valley(total, spacing)
         if peak < _FEWEST:
             return None
+        # Tokens of one prompt are not independent, so counting them may understate the error.
+        # The jackknife over groups of prompts sees what they share.
+        counting_error = np.sqrt(1 / (peak + 0.5) + 1 / (valley + 0.5))
         log_rises_G = [_log_rise(counts, spacing) for counts in without_each_group(self.counts)]
-        # Tokens of one prompt are not independent
-        between = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))
-        error = max(np.sqrt(1 / (peak + 0.5) + 1 / (valley + 0.5)), between)
+        group_error = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))
         log_rise = _log_rise(total, spacing)
         return LatticeLine(
             spacing,
-            (peak - valley) / int(total.sum()),
-            float(np.exp(log_rise)),
-            float(log_rise / error),
+            share=(peak - valley) / int(total.sum()),
+            rise=float(np.exp(log_rise)),
+            z=float(log_rise / max(counting_error, group_error)),
         )
 
 

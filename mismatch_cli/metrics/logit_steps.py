@@ -40,9 +40,9 @@ class LogitSteps(Accumulator):
         self.temperature = temperature
         self.tokens = 0
         self.off_grid = 0
-        # By exponent of the step: tokens, and the sum of their √((1 − p_y)² + Σ p_j²)
+        # By exponent of the step: tokens, and the sum of their √((1 − p_y)² + Σ p_j²).
+        # Weights are whole numbers of 1 / WEIGHT_SCALE, so sums are the same in any order.
         self.on_grid_E = np.zeros(len(_EXPONENTS), dtype=np.int64)
-        # Whole numbers of 1 / WEIGHT_SCALE: sums are the same in any order
         self.weight_E = np.zeros(len(_EXPONENTS), dtype=np.int64)
         self.unknown_weight = 0  # of tokens with too few ranks to tell
 
@@ -50,22 +50,20 @@ class LogitSteps(Accumulator):
         """Add tokens: the log-probability of the sampled one, and of the top K, likeliest first."""
         measured_N = np.isfinite(logp_N) & np.isfinite(topk_logp_NK[:, 0])
         logp_N, topk_logp_NK = logp_N[measured_N], topk_logp_NK[measured_N]
-        weight_N = _weights(logp_N, topk_logp_NK)
-        known_N, exponent_N = step_exponents(topk_logp_NK[:, :RANKS], self.temperature)
-        on_grid_N = known_N & (exponent_N >= _FINEST)
-        place_N = exponent_N[on_grid_N] - _FINEST
         self.tokens += len(logp_N)
-        self.off_grid += int((known_N & ~on_grid_N).sum())
-        self.on_grid_E += np.bincount(place_N, minlength=len(_EXPONENTS))
-        weight_N = np.rint(weight_N * WEIGHT_SCALE)
-        self.weight_E += np.bincount(
-            place_N, weights=weight_N[on_grid_N], minlength=len(_EXPONENTS)
-        ).astype(np.int64)
+        enough_N, exponent_N = step_exponents(topk_logp_NK[:, :RANKS], self.temperature)
+        on_grid_N = enough_N & (exponent_N >= _FINEST)
+        self.off_grid += int((enough_N & ~on_grid_N).sum())
+        index_N = exponent_N[on_grid_N] - _FINEST
+        self.on_grid_E += np.bincount(index_N, minlength=len(_EXPONENTS))
+        weight_N = np.rint(_weights(logp_N, topk_logp_NK) * WEIGHT_SCALE)
+        weight_E = np.bincount(index_N, weight_N[on_grid_N], minlength=len(_EXPONENTS))
+        self.weight_E += weight_E.astype(np.int64)
         self.unknown_weight += int(weight_N[~on_grid_N].sum())
 
     @property
     def share_on_grid(self) -> float | None:
-        """Of the tokens with enough ranks; None for too few."""
+        """The share on the grid of the tokens with enough ranks; None for too few."""
         on_grid = int(self.on_grid_E.sum())
         tokens = on_grid + self.off_grid
         return on_grid / tokens if tokens >= _FEWEST_TOKENS else None
@@ -113,11 +111,13 @@ def step_exponents(topk_logp_NK: np.ndarray, temperature: float) -> tuple[np.nda
     difference_NK = np.where(usable_NK, difference_NK, 0.0)
     multiples_NK = np.rint(difference_NK / 2.0**_FINEST)
     off_NK = np.abs(difference_NK - multiples_NK * 2.0**_FINEST) > _TOLERANCE
-    # The lowest bit that is set in any multiple; 0 if all ranks are equal
+    off_N = off_NK.any(axis=1)
+    # The lowest bit that is set in any multiple is their largest common power of two.
+    # It is 0 if all ranks are equal.
     bits_N = np.bitwise_or.reduce(multiples_NK.astype(np.int64), axis=1)
     lowest_N = bits_N & -bits_N
     exponent_N = np.log2(np.maximum(lowest_N, 1)).astype(np.int64) + _FINEST
     exponent_N = np.minimum(exponent_N, _COARSEST)
-    differ_NK = usable_NK & (multiples_NK != 0)
-    known_N = off_NK.any(axis=1) | (differ_NK.sum(axis=1) >= _FEWEST_DIFFERENCES)
-    return known_N, np.where(off_NK.any(axis=1), _FINEST - 1, exponent_N)
+    differences_N = (usable_NK & (multiples_NK != 0)).sum(axis=1)
+    enough_N = off_N | (differences_N >= _FEWEST_DIFFERENCES)
+    return enough_N, np.where(off_N, _FINEST - 1, exponent_N)

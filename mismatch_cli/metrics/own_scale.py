@@ -14,7 +14,7 @@ from mismatch_cli.metrics.pairs import Pair
 _CERTAIN = -0.01  # nats: tokens above it hardly move, however noisy the logits
 _FEWEST_REPEATED = 200  # uncertain tokens scored twice
 _MOSTLY = 0.5  # of them: noise that moves fewer is that of another order of a few sums
-# Of Σ p_j² over the other tokens, relative to (1 − p_y)²: between 0 (many) and 1 (one)
+# Σ p_j² over the other tokens, relative to (1 − p_y)², is between 0 (many tokens) and 1 (one).
 _OTHERS = 0.5
 _NOISE_SCALE = 2**36  # 2 · 10^-11 nats; a slice of 2^20 tokens fits into 64 bits
 _MOST_NOISE = 16.0  # nats of one token
@@ -32,34 +32,32 @@ class OwnScale(Accumulator):
     def __init__(self, pair: Pair, temperatures: tuple[float, float] = (1.0, 1.0)) -> None:
         """`temperatures`: of the reference policy and of the current one."""
         self.pair = pair
-        self.reference, self.current = (LogitSteps(temperature) for temperature in temperatures)
+        self.reference, self.current = map(LogitSteps, temperatures)
         self.tokens, self.uncertainty = 0, 0
-        self.repeated, self.noise = 0, 0
-        self.uncertain, self.moved = 0, 0
+        self.repeated, self.noise = 0, 0  # of tokens that the trainer scored twice
+        self.uncertain, self.moved = 0, 0  # of these, the uncertain ones
 
     def update(self, gaps: TokenGaps) -> None:
         """Add tokens."""
         self.tokens += len(gaps.logq_N)
         self.uncertainty += int(np.rint((1 - gaps.q_N) * WEIGHT_SCALE).sum(dtype=np.float64))
         if self.pair.topk_measured_in(gaps.batch):
-            for side, logp_N, name in (
-                (self.reference, gaps.logq_N, self.pair.topk_reference),
-                (self.current, gaps.logp_N, self.pair.topk_current),
-            ):
-                side.update(logp_N, gaps.column(str(name)))  # type: ignore[arg-type]
+            reference_NK = gaps.column(str(self.pair.topk_reference))
+            current_NK = gaps.column(str(self.pair.topk_current))
+            self.reference.update(gaps.logq_N, reference_NK)  # type: ignore[arg-type]
+            self.current.update(gaps.logp_N, current_NK)  # type: ignore[arg-type]
         self._update_noise(gaps)
 
     def _update_noise(self, gaps: TokenGaps) -> None:
-        once_N, again_N = (
-            gaps.column(name) for name in ("logp_trainer_T", "logp_trainer_repeat_T")
-        )
+        once_N = gaps.column("logp_trainer_T")
+        again_N = gaps.column("logp_trainer_repeat_T")
         if once_N is None or again_N is None:
             return
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # −inf − (−inf)
             noise_N = np.abs(again_N - once_N)
-        known_N = np.isfinite(noise_N)
-        uncertain_N = known_N & (gaps.logq_N < _CERTAIN)
-        noise_N = np.minimum(noise_N[known_N], _MOST_NOISE).astype(np.float64)
+        measured_N = np.isfinite(noise_N)
+        uncertain_N = measured_N & (gaps.logq_N < _CERTAIN)
+        noise_N = np.minimum(noise_N[measured_N], _MOST_NOISE).astype(np.float64)
         self.repeated += len(noise_N)
         self.noise += int(np.rint(noise_N * _NOISE_SCALE).astype(np.int64).sum())
         self.uncertain += int(uncertain_N.sum())

@@ -24,7 +24,7 @@ class TokenTotals:
 
 @dataclass(frozen=True)
 class Noise:
-    """The same metric of the trainer against itself in another batch shape."""
+    """A metric of the trainer against itself in another batch shape."""
 
     floor: float | None
     times_floor: float | str | None  # the gap in multiples of it, or why there are none
@@ -40,7 +40,7 @@ class MetricEstimate(Estimate):
 
 @dataclass(frozen=True)
 class ProbabilityBin:
-    """A bin of μ, and how the tokens in it scatter: a metric of `VOLATILITY` each."""
+    """A bin of μ, and how its tokens scatter: the metrics of `VOLATILITY`."""
 
     mu_low: float
     mu_high: float
@@ -75,7 +75,7 @@ class LengthRow:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Whole responses."""
+    """Σd of whole responses, by their length."""
 
     by_length: Sequence[LengthRow]
 

@@ -30,9 +30,11 @@ class Pair:
         )
 
     def topk_measured_in(self, batch: TokenBatch) -> bool:
-        names = (self.topk_reference, self.topk_current)
-        return batch.topk_ids_TK is not None and all(
-            n and getattr(batch, n) is not None for n in names
+        if batch.topk_ids_TK is None or not self.topk_reference or not self.topk_current:
+            return False
+        return (
+            getattr(batch, self.topk_reference) is not None
+            and getattr(batch, self.topk_current) is not None
         )
 
 
@@ -70,7 +72,7 @@ PAIRS = {
 
 
 VERSIONS = ("version_rollout", "version_trainer")  # if equal, log π also serves as recomputed
-# The columns of a trace from which pairs are made, besides those that every trace has
+# The columns of a trace from which pairs are made, besides those that every trace has.
 PAIR_COLUMNS = (*VERSIONS, "loss_mask", "logp_trainer", "logp_recomputed", "logp_trainer_repeat")
 
 
@@ -85,8 +87,12 @@ def pairs_in(traces: Sequence[Trace]) -> list[str]:
     equal = [_equal_weights(trace) for trace in traces]
     if all(everywhere for everywhere, _ in equal):
         return ["mismatch"]
-    anywhere = recomputed or any(anywhere for _, anywhere in equal)
-    return [*["mismatch"] * anywhere, *["staleness"] * recomputed, "total"]
+    pairs = []
+    if recomputed or any(anywhere for _, anywhere in equal):
+        pairs.append("mismatch")
+    if recomputed:
+        pairs.append("staleness")
+    return [*pairs, "total"]
 
 
 def weights_are_equal(traces: Sequence[Trace]) -> bool:
@@ -100,7 +106,9 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
     """
     import pyarrow.compute as pc
 
-    everywhere, anywhere, undecided = True, False, []
+    everywhere, anywhere = True, False
+    undecided = []
+    # The footers of shards have the range of each column, which mostly tells without reading rows.
     for path in trace.shards:
         footer = trace.footers[path]
         if not footer.columns.issuperset(VERSIONS):  # an unscored shard has no trainer version
@@ -109,13 +117,12 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
         if None in equal:
             undecided.append(path)
         else:
-            everywhere, anywhere = everywhere and all(equal), anywhere or any(equal)
+            everywhere = everywhere and all(equal)
+            anywhere = anywhere or any(equal)
     for table in trace.tables(VERSIONS, undecided):
         equal_S = pc.equal(*(table.column(name) for name in VERSIONS))
-        everywhere, anywhere = (
-            everywhere and pc.all(equal_S).as_py(),
-            anywhere or pc.any(equal_S).as_py(),
-        )
+        everywhere = everywhere and pc.all(equal_S).as_py()
+        anywhere = anywhere or pc.any(equal_S).as_py()
     return everywhere, anywhere
 
 
@@ -123,9 +130,11 @@ def _equal_by(ranges: Mapping[str, tuple[int, int]]) -> bool | None:
     """Whether both versions are equal in all rows of these ranges, or in none; None if only the
     rows can tell.
     """
-    rollout, trainer = (ranges.get(name) for name in VERSIONS)
+    rollout, trainer = map(ranges.get, VERSIONS)
     if rollout is None or trainer is None:
         return None
     if rollout[1] < trainer[0] or trainer[1] < rollout[0]:
         return False
-    return True if rollout[0] == rollout[1] == trainer[0] == trainer[1] else None
+    if rollout[0] == rollout[1] == trainer[0] == trainer[1]:
+        return True
+    return None

@@ -12,7 +12,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import GROUPS, hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out, without_groups
+from mismatch_cli.metrics.estimate import SHARE, Jackknife, jackknife_values, without_groups
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.rules.batch import TokenBatch
 
@@ -26,7 +26,11 @@ class TokenCounts(Accumulator):
     """Counted tokens, and why the others do not count."""
 
     def __init__(self) -> None:
-        self.tokens = self.masked = self.not_measured = self.out_of_support = self.responses = 0
+        self.tokens = 0
+        self.masked = 0
+        self.not_measured = 0
+        self.out_of_support = 0
+        self.responses = 0
 
     def update(self, gaps: TokenGaps) -> None:
         self.tokens += len(gaps.logq_N)
@@ -63,7 +67,9 @@ class DistinctPrompts(Accumulator):
     def result(self) -> int:
         if self.exact:
             return len(self.hashes)
-        return round((self.size - 1) / (float(self.hashes[-1]) / 2.0**64))
+        # The k smallest of n uniform hashes reach to about k / n of their range.
+        reach = float(self.hashes[-1]) / 2.0**64
+        return round((self.size - 1) / reach)
 
 
 class RewardGroups(Accumulator):
@@ -71,8 +77,7 @@ class RewardGroups(Accumulator):
     advantages are zero.
 
     Beyond 65,536 groups, those with the smallest hashes are kept, a random sample. A dropped group
-    never comes back, as the largest kept hash only falls. Columns: hash, prompt, smallest reward,
-    largest reward, responses.
+    never comes back, as the largest kept hash only falls.
     """
 
     def __init__(self, size: int = SKETCH_SIZE) -> None:
@@ -84,10 +89,9 @@ class RewardGroups(Accumulator):
     def update(self, batch: TokenBatch) -> None:
         if batch.reward_S is None:
             return
-        reward_S = batch.reward_S.astype(np.float64)
-        graded_S = ~np.isnan(reward_S)
+        graded_S = ~np.isnan(batch.reward_S)
         prompt_id_S, step_S = batch.prompt_id_S[graded_S], batch.step_S[graded_S]
-        reward_S = reward_S[graded_S]
+        reward_S = batch.reward_S[graded_S].astype(np.float64)
         rows = np.stack([reward_S, reward_S, np.ones(len(reward_S))], axis=1)
         self._keep(hash_keys(step_S, prompt_id_S), prompt_id_S, rows)
 
@@ -98,25 +102,25 @@ class RewardGroups(Accumulator):
         hashes = np.concatenate([self.hash_G, hashes])
         prompt_ids = np.concatenate([self.prompt_id_G, prompt_ids])
         rewards = np.concatenate([self.reward_G3, rewards])
-        self.hash_G, first, group = np.unique(hashes, return_index=True, return_inverse=True)
-        merged = np.tile([np.inf, -np.inf, 0.0], (len(self.hash_G), 1))
+        # A group may be in several batches, so rows with the same hash become one.
+        hashes, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+        merged = np.tile([np.inf, -np.inf, 0.0], (len(hashes), 1))
         np.minimum.at(merged[:, 0], group, rewards[:, 0])
         np.maximum.at(merged[:, 1], group, rewards[:, 1])
         np.add.at(merged[:, 2], group, rewards[:, 2])
-        self.hash_G = self.hash_G[: self.size]
-        self.prompt_id_G, self.reward_G3 = prompt_ids[first][: self.size], merged[: self.size]
+        self.hash_G = hashes[: self.size]
+        self.prompt_id_G = prompt_ids[first][: self.size]
+        self.reward_G3 = merged[: self.size]
 
     def jackknife(self) -> Jackknife:
         """The share, and the share without each group of prompts."""
         several_G = self.reward_G3[:, 2] >= 2
-        equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
-        group_G = prompt_groups(self.prompt_id_G[several_G])
-        equal, graded = (
-            np.bincount(group_G, weights=w, minlength=GROUPS)
-            for w in (equal_G, np.ones(len(group_G)))
-        )
+        smallest_G, largest_G, _ = self.reward_G3[several_G].T
+        prompt_group_G = prompt_groups(self.prompt_id_G[several_G])
+        graded = np.bincount(prompt_group_G, minlength=GROUPS)
+        equal = np.bincount(prompt_group_G, smallest_G == largest_G, minlength=GROUPS)
         value, without = without_groups(np.true_divide, equal, graded)
-        return Jackknife(float(value), left_out(without, graded > 0), SHARE)
+        return Jackknife(float(value), jackknife_values(without, graded > 0), SHARE)
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
@@ -139,9 +143,9 @@ def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
                 "0 to 1. Scale the --reward, and start again in a new --output."
             )
         rewards.append(reward_S)
-    id_G, group_S = np.unique(np.concatenate(prompts), return_inverse=True)
-    sum_G = np.bincount(group_S, weights=np.concatenate(rewards))
-    return dict(zip(id_G.tolist(), (sum_G / np.bincount(group_S)).tolist(), strict=True))
+    prompt_ids, prompt_S = np.unique(np.concatenate(prompts), return_inverse=True)
+    accuracies = np.bincount(prompt_S, np.concatenate(rewards)) / np.bincount(prompt_S)
+    return dict(zip(prompt_ids.tolist(), accuracies.tolist(), strict=True))
 
 
 @dataclass(frozen=True)

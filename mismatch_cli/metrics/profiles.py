@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,15 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Scale,
     interval,
-    left_out,
+    jackknife_values,
     point_estimate,
+    standard_deviation,
     without_groups,
 )
-from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.gaps import TokenGaps, flagged
 from mismatch_cli.metrics.pair_summary import LengthRow, ProfileRow
 
-# bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 only the first (or last) token
+# Bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 only the first (or last) token.
 POSITION_BINS = 24
 _EDGES = np.concatenate([[0], 1 << np.arange(POSITION_BINS - 1)])
 TURN_BINS = 24  # one per turn; the last one also holds all later turns
@@ -49,21 +51,17 @@ class ResponseProfile(Accumulator):
 
     def update(self, gaps: TokenGaps) -> None:
         self.longest = max(self.longest, longest_response(gaps))
-        starts, response, *distances = _cut_at(gaps.later_turns, _cut_counted(gaps))
-        pieces, group = Segments(gaps.counted_before(starts)), gaps.group_S[response]
-        sums = np.empty((len(group), 5))
-        for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
-            sums[:, column] = pieces.sum(values_N)
-        sums[:, 3] = sums[:, 4] = pieces.length_S
-        if gaps.out_of_support_N is not None:
-            sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
-        for cells, bin_ in zip(self.by_distance, distances, strict=True):
-            _add(cells, group, bin_, sums)
-        turn = _turns(gaps, starts[:-1], response)
-        begin = np.flatnonzero(np.diff(response, prepend=-1) | np.diff(turn, prepend=-1))
-        sums = np.add.reduceat(sums, begin, axis=0)
-        sums = np.column_stack([sums, sums[:, 3] > 0])
-        _add(self.by_turn, group[begin], np.minimum(turn[begin], TURN_BINS - 1), sums)
+        pieces = _cut_at(gaps.later_turns, _cut_counted(gaps))
+        group = gaps.group_S[pieces.response]
+        sums = _piece_sums(gaps, pieces.starts)
+        _add(self.by_distance[0], group, pieces.from_start, sums)
+        _add(self.by_distance[1], group, pieces.from_end, sums)
+        # The pieces of a turn are neighbours, so a turn begins where response or turn changes.
+        turn = _turns(gaps, pieces)
+        begin = np.flatnonzero(np.diff(pieces.response, prepend=-1) | np.diff(turn, prepend=-1))
+        turn_sums = np.add.reduceat(sums, begin, axis=0)
+        turn_sums = np.column_stack([turn_sums, turn_sums[:, 3] > 0])
+        _add(self.by_turn, group[begin], np.minimum(turn[begin], TURN_BINS - 1), turn_sums)
 
     def positions(self, prompts: int) -> list[ProfileRow]:
         """The gap by distance from the first token."""
@@ -88,70 +86,92 @@ class ResponseProfile(Accumulator):
 def _add(cells_GBx: np.ndarray, group: np.ndarray, bin_: np.ndarray, sums: np.ndarray) -> None:
     """Add rows of sums to the cells of their groups and bins."""
     _, bins, width = cells_GBx.shape
-    place = ((group * bins + bin_) * width)[:, None] + np.arange(width)
-    np.add.at(cells_GBx.reshape(-1), place.reshape(-1), sums.reshape(-1))
+    # `np.add.at` has a fast path for one flat index, not for pairs of them.
+    index = ((group * bins + bin_) * width)[:, None] + np.arange(width)
+    np.add.at(cells_GBx.reshape(-1), index.reshape(-1), sums.reshape(-1))
 
 
 def position_cells(gaps: TokenGaps) -> np.ndarray:
     """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each counted
     token: int32.
     """
-    starts, response, from_start, _ = _cut_counted(gaps)
-    cell = (gaps.group_S[response] * POSITION_BINS + from_start).astype(np.int32)
-    return np.repeat(cell, np.diff(gaps.counted_before(starts)))
+    pieces = _cut_counted(gaps)
+    first_cell = gaps.group_S[pieces.response] * POSITION_BINS
+    cell = (first_cell + pieces.from_start).astype(np.int32)
+    return np.repeat(cell, np.diff(gaps.counted_before(pieces.starts)))
 
 
-def _cut_counted(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
-    """`cut_by_position` of the responses with counted tokens; anything between two of them
-    belongs to a piece's end.
-    """
-    counting = np.flatnonzero(gaps.responses.length_S)
-    begin_S, length_S = gaps.response_offset_S1[:-1], np.diff(gaps.response_offset_S1)
-    offset_S1 = np.concatenate([[0], np.cumsum(length_S[counting])])
-    starts, response, *bins = cut_by_position(offset_S1)
-    moved_S = begin_S[counting] - offset_S1[:-1]
-    starts[:-1] += moved_S[response]
-    starts[-1] = gaps.response_offset_S1[-1]
-    return starts, counting[response], *bins
+class Pieces(NamedTuple):
+    """Responses cut into pieces, each within one distance bin from either end."""
+
+    starts: np.ndarray  # of each piece, then the end of the last one
+    response: np.ndarray
+    from_start: np.ndarray  # bin of the distance from the first token
+    from_end: np.ndarray  # bin of the distance from the last token
 
 
-def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Pieces from `_cut_counted`, cut again at some places of the slice."""
-    if not len(places):
-        return cut
-    starts, *facts = cut
-    places = np.setdiff1d(places, starts, assume_unique=True)
-    piece = np.searchsorted(starts, places) - 1
-    inside = (piece >= 0) & (piece < len(starts) - 1)
-    places, piece = places[inside], piece[inside]
-    return np.insert(starts, piece + 1, places), *(
-        np.insert(fact, piece + 1, fact[piece]) for fact in facts
-    )
-
-
-def _turns(gaps: TokenGaps, begin: np.ndarray, response: np.ndarray) -> np.ndarray:
-    """How many turns of its response precede each piece's turn, from where the piece begins."""
-    later = gaps.later_turns
-    return np.searchsorted(later, begin, side="right") - np.searchsorted(
-        later, gaps.response_offset_S1[response]
-    )
-
-
-def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Cut responses where a distance bin begins: the starts (and the last end), and each piece's
-    response and bins.
-    """
+def cut_by_position(offset_S1: np.ndarray) -> Pieces:
+    """Cut responses where a distance bin begins."""
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
     from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
-    # A bin from the end begins where the next closer one ends
+    # A bin from the end begins where the next closer one ends.
     from_end = (offset_S1[1:, None] - _EDGES)[reaching]
     starts = np.sort(np.concatenate([from_start, from_end, offset_S1]))
     starts = starts[np.diff(starts, prepend=-1) > 0]
-    begin = starts[:-1]
-    response = np.searchsorted(offset_S1, begin, side="right") - 1
-    first, last = begin - offset_S1[response], offset_S1[response + 1] - starts[1:]
-    return starts, response, position_bin(first), position_bin(last)
+    response = np.searchsorted(offset_S1, starts[:-1], side="right") - 1
+    first = starts[:-1] - offset_S1[response]
+    last = offset_S1[response + 1] - starts[1:]
+    return Pieces(starts, response, position_bin(first), position_bin(last))
+
+
+def _cut_counted(gaps: TokenGaps) -> Pieces:
+    """The responses with counted tokens, cut by position; anything between two of them belongs to
+    a piece's end.
+    """
+    counting = np.flatnonzero(gaps.responses.length_S)
+    length_S = np.diff(gaps.response_offset_S1)
+    # As if these responses were all there are, then moved to where they are in the slice.
+    offset_S1 = np.concatenate([[0], np.cumsum(length_S[counting])])
+    pieces = cut_by_position(offset_S1)
+    moved_S = gaps.response_offset_S1[counting] - offset_S1[:-1]
+    pieces.starts[:-1] += moved_S[pieces.response]
+    pieces.starts[-1] = gaps.response_offset_S1[-1]
+    return pieces._replace(response=counting[pieces.response])
+
+
+def _cut_at(positions: np.ndarray, pieces: Pieces) -> Pieces:
+    """The pieces, cut again at some positions of the slice."""
+    if not len(positions):
+        return pieces
+    starts, *columns = pieces
+    positions = np.setdiff1d(positions, starts, assume_unique=True)
+    piece = np.searchsorted(starts, positions) - 1
+    inside = (piece >= 0) & (piece < len(starts) - 1)
+    positions, piece = positions[inside], piece[inside]
+    # Each new piece has the response and bins of the piece that it is cut from.
+    cut = (np.insert(column, piece + 1, column[piece]) for column in columns)
+    return Pieces(np.insert(starts, piece + 1, positions), *cut)
+
+
+def _piece_sums(gaps: TokenGaps, starts: np.ndarray) -> np.ndarray:
+    """[pieces, 5]: Σ|d|, Σ|Δp|, Σd, tokens, tokens in support."""
+    tokens = Segments(gaps.counted_before(starts))
+    sums = np.empty((len(starts) - 1, 5))
+    sums[:, 0] = tokens.sum(gaps.abs_d_N)
+    sums[:, 1] = tokens.sum(gaps.abs_dp_N)
+    sums[:, 2] = tokens.sum(gaps.d_N)
+    sums[:, 3] = sums[:, 4] = tokens.length_S
+    if gaps.out_of_support_N is not None:
+        sums[:, 4] -= tokens.sum(gaps.out_of_support_N)
+    return sums
+
+
+def _turns(gaps: TokenGaps, pieces: Pieces) -> np.ndarray:
+    """How many turns of its response precede each piece's turn."""
+    before_piece = np.searchsorted(gaps.later_turns, pieces.starts[:-1], side="right")
+    begin = gaps.response_offset_S1[pieces.response]
+    return before_piece - np.searchsorted(gaps.later_turns, begin)
 
 
 def position_bin(distance: np.ndarray) -> np.ndarray:
@@ -162,8 +182,10 @@ def position_bin(distance: np.ndarray) -> np.ndarray:
 
 def bin_bounds(position_bin: int, longest: int) -> tuple[int, int]:
     """The first and last distance of a bin, none beyond the longest response's."""
+    if position_bin == 0:
+        return 0, 0
     first = int(_EDGES[position_bin])
-    return first, min(2 * first - 1, longest - 1) if first else 0
+    return first, min(2 * first - 1, longest - 1)
 
 
 def longest_response(gaps: TokenGaps) -> int:
@@ -174,7 +196,8 @@ def longest_response(gaps: TokenGaps) -> int:
 
 def turn_bounds(turn_bin: int) -> tuple[int, int | None]:
     """The first and last turn of a bin, from 1; the last bin has no end."""
-    return turn_bin + 1, turn_bin + 1 if turn_bin < TURN_BINS - 1 else None
+    turn = turn_bin + 1
+    return turn, turn if turn < TURN_BINS else None
 
 
 def _rows(
@@ -203,14 +226,14 @@ def _bins(
     """
     value_Bx, without_GBx = without_groups(evaluate, sums_GBx)
     count_GB = sums_GBx[:, :, count]
-    without_GBx, total_B = left_out(without_GBx, count_GB[:, :, None] > 0), count_GB.sum(axis=0)
+    without_GBx = jackknife_values(without_GBx, count_GB[:, :, None] > 0)
+    total_B = count_GB.sum(axis=0)
     for b in np.flatnonzero(total_B).tolist():
-        made = zip(scales.items(), value_Bx[b], without_GBx[:, b].T, strict=True)
-        row = {
-            name: interval(value, without_G, prompts, scale)
-            for (name, scale), value, without_G in made
-        }
-        yield b, int(total_B[b]), row
+        estimates = {}
+        for quantity, (name, scale) in enumerate(scales.items()):
+            value, without_G = value_Bx[b, quantity], without_GBx[:, b, quantity]
+            estimates[name] = interval(value, without_G, prompts, scale)
+        yield b, int(total_B[b]), estimates
 
 
 def _means(sums_x5: np.ndarray) -> np.ndarray:
@@ -252,11 +275,8 @@ _MOMENTS = {"d_sum_mean": SIGNED, "d_sum_sd": POSITIVE}
 
 def _mean_and_sd(sums_x3: np.ndarray) -> np.ndarray:
     count, first, second = np.moveaxis(sums_x3, -1, 0)
-    mean = first / count
-    return np.stack(
-        [mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)],
-        axis=-1,
-    )
+    deviation = np.where(count > 1, standard_deviation(first, second, count), np.nan)
+    return np.stack([first / count, deviation], axis=-1)
 
 
 _KEYS = (
@@ -284,44 +304,43 @@ class Extremes(Accumulator):
     def update(self, gaps: TokenGaps) -> None:
         if not len(gaps.logq_N):
             return
-        outside_N, d_N = gaps.out_of_support_N, gaps.d_N
-        if outside_N is not None:
-            self.out_of_support += int(outside_N.sum())
-            d_N = d_N[~outside_N]
-        d_max, d_min = (d_N.max(), -d_N.min()) if len(d_N) else (-np.inf, -np.inf)
-        found = [
-            d_max,
-            d_min,
-            gaps.dp_N.max(),
-            -gaps.dp_N.min(),
-            gaps.binary_kl_N.max(),
-            -np.inf,
-            -np.inf,
-        ]
-        if (topk := gaps.topk) is not None:
-            found[5] = largest_of(topk.tv_N, topk.tv_counts_N)
-            found[6] = largest_of(topk.kl_N, topk.kl_counts_N)
-        np.maximum(self.largest, found, out=self.largest)
+        # The neutral 0 of d out of support must not become its minimum or maximum.
+        d_N = gaps.d_N
+        if gaps.out_of_support_N is not None:
+            self.out_of_support += int(gaps.out_of_support_N.sum())
+            d_N = d_N[~gaps.out_of_support_N]
+        largest = dict.fromkeys(_KEYS, -np.inf)
+        if len(d_N):
+            largest["d_max"], largest["d_min"] = d_N.max(), -d_N.min()
+        largest["tv_signed_max"], largest["tv_signed_min"] = gaps.dp_N.max(), -gaps.dp_N.min()
+        largest["kl_binary_max"] = gaps.binary_kl_N.max()
+        topk = gaps.topk
+        if topk is not None:
+            largest["tv_topk_max"] = largest_of(topk.tv_N, topk.tv_counts_N)
+            largest["kl_topk_max"] = largest_of(topk.kl_N, topk.kl_counts_N)
+        np.maximum(self.largest, list(largest.values()), out=self.largest)
 
     def result(self) -> dict[str, Estimate]:
         values = dict(zip(_KEYS, self.largest.tolist(), strict=True))
-        d_max, d_min, tv_min = values.pop("d_max"), -values.pop("d_min"), -values["tv_signed_min"]
-        seen = values["tv_signed_max"] > -np.inf
-        with np.errstate(over="ignore"):
-            ratio_min, ratio_max = (float(np.exp(d)) if seen else np.nan for d in (d_min, d_max))
+        d_max, d_min = values.pop("d_max"), -values.pop("d_min")
+        dp_max, dp_min = values["tv_signed_max"], -values["tv_signed_min"]
+        ratio_min = ratio_max = np.nan
+        if dp_max > -np.inf:  # there was a token
+            with np.errstate(over="ignore"):
+                ratio_min, ratio_max = float(np.exp(d_min)), float(np.exp(d_max))
         values |= {
             "abs_d_max": max(d_max, -d_min),
-            "tv_binary_max": max(values["tv_signed_max"], -tv_min),
-            "tv_signed_min": tv_min,
+            "tv_binary_max": max(dp_max, -dp_min),
+            "tv_signed_min": dp_min,
             "ratio_min": 0.0 if self.out_of_support else ratio_min,
             "ratio_max": ratio_max,
         }
         return {
-            name: point_estimate(np.nan if value == -np.inf else value, EXTREME)
-            for name, value in values.items()
+            key: point_estimate(np.nan if value == -np.inf else value, EXTREME)
+            for key, value in values.items()
         }
 
 
 def largest_of(values_N: np.ndarray, counts_N: np.ndarray | None) -> float:
-    values_N = values_N if counts_N is None else values_N[counts_N]
-    return float(values_N.max()) if len(values_N) else -np.inf
+    """The largest counted value, −∞ if no value counts; without `counts_N` all do."""
+    return float(flagged(values_N, counts_N).max(initial=-np.inf))

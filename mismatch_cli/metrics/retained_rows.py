@@ -16,7 +16,7 @@ from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
 _NO_ID = -1  # of a token without an id, in a row; None in results
-_ALMOST_1 = 1 - 2.0**-53  # 2^64 itself does not fit a uint64
+_ALMOST_1 = 1 - 2.0**-53  # of 2^64, which itself does not fit a uint64
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
 TOKEN_ROW = np.dtype(
@@ -78,8 +78,8 @@ class SmallestRows(Accumulator):
 
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.capacity = capacity
-        self.limit = np.inf  # a larger key can no longer be kept
-        self._parts = [np.zeros(0, dtype=dtype)]
+        self.limit = np.inf  # no row with a larger key can still belong to the smallest
+        self._chunks = [np.zeros(0, dtype=dtype)]
 
     def offer(
         self, candidates: np.ndarray, key_C: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]
@@ -88,8 +88,9 @@ class SmallestRows(Accumulator):
         their key.
         """
         near = np.flatnonzero(key_C <= self.limit)
+        # Building rows is costly: of many candidates, only those that may stay are built.
         if len(near) > 2 * self.capacity:
-            self.limit = float(np.partition(key_C[near], self.capacity - 1)[self.capacity - 1])
+            self._lower_limit(key_C[near])
             near = near[key_C[near] <= self.limit]
         if len(near):
             rows = rows_of(candidates[near])
@@ -112,34 +113,42 @@ class SmallestRows(Accumulator):
         """Consider one candidate per uint64 hash, if `counts(index)` allows: the kept rows are a
         random sample.
         """
-        low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
+        # Few hashes are low enough, so the others are compared as whole numbers, not made floats.
+        highest_hash = np.uint64(min(self.limit, _ALMOST_1) * 2.0**64)
+        low = np.flatnonzero(hash_N <= highest_hash)
         if counts is not None:
             low = low[counts(low)]
         self.offer(low, hash_N[low] / 2.0**64, rows_of)
 
     def merge(self, other: SmallestRows) -> None:
-        for rows in other._parts:
+        for rows in other._chunks:
             self._add(rows)
 
     def rows(self) -> np.ndarray:
         """The kept rows, in order."""
-        rows = np.concatenate(self._parts)
-        order = np.lexsort([rows[name] for name in reversed(rows.dtype.names or ())])
-        self._parts = [rows[order][: self.capacity]]
-        return self._parts[0]
+        rows = np.concatenate(self._chunks)
+        names = rows.dtype.names or ()
+        order = np.lexsort([rows[name] for name in reversed(names)])  # by its last key first
+        self._chunks = [rows[order][: self.capacity]]
+        return self._chunks[0]
 
     def _add(self, rows: np.ndarray) -> None:
-        self._parts.append(rows)
-        if sum(map(len, self._parts)) > 2 * self.capacity:
+        self._chunks.append(rows)
+        if sum(map(len, self._chunks)) > 2 * self.capacity:
             self._shrink()
 
     def _shrink(self) -> None:
         """Drop rows beyond the N-th key; sort everything only if too many rows share that key."""
-        rows = np.concatenate(self._parts)
-        self.limit = float(np.partition(rows["key"], self.capacity - 1)[self.capacity - 1])
-        self._parts = [rows[rows["key"] <= self.limit]]
-        if len(self._parts[0]) > 3 * self.capacity // 2:
+        rows = np.concatenate(self._chunks)
+        self._lower_limit(rows["key"])
+        rows = rows[rows["key"] <= self.limit]
+        self._chunks = [rows]
+        if len(rows) > 3 * self.capacity // 2:
             self.rows()
+
+    def _lower_limit(self, keys: np.ndarray) -> None:
+        """Lower the limit to the N-th smallest of at least N keys."""
+        self.limit = float(np.partition(keys, self.capacity - 1)[self.capacity - 1])
 
 
 def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) -> np.ndarray:
@@ -151,13 +160,16 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
     response, rows["position"] = gaps.place_of(index)
     _identify(rows, gaps, response)
-    ids = gaps.token_ids_at(index if gaps.kept is None else gaps.kept[index])
+    ids = gaps.token_ids_at(index)
     rows["token_id"] = _NO_ID if ids is None else ids
-    rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
+    rows["logp_reference"] = gaps.logq_N[index]
+    rows["logp_current"] = gaps.logp_N[index]
     rows["tv_topk"] = np.nan
-    if with_topk and (topk := gaps.topk) is not None:
-        known = True if topk.tv_counts_N is None else topk.tv_counts_N[index]
-        rows["tv_topk"] = np.where(known, topk.tv_N[index], np.nan)
+    topk = gaps.topk if with_topk else None
+    if topk is not None:
+        rows["tv_topk"] = topk.tv_N[index]
+        if topk.tv_counts_N is not None:
+            rows["tv_topk"][~topk.tv_counts_N[index]] = np.nan
     return rows
 
 
@@ -167,17 +179,16 @@ def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
     """
     rows = np.zeros(len(response), dtype=RESPONSE_ROW)
     _identify(rows, gaps, response)
-    rows["length"], rows["d_sum"] = (values_S[response] for values_S in gaps.length_and_d_sum)
+    length_S, d_sum_S = gaps.length_and_d_sum
+    rows["length"] = length_S[response]
+    rows["d_sum"] = d_sum_S[response]
     return rows
 
 
 def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
-    for name, column in (
-        ("step", "step_S"),
-        ("prompt_id", "prompt_id_S"),
-        ("sample_index", "sample_index_S"),
-    ):
-        rows[name] = getattr(gaps.batch, column)[gaps.first + response]
+    """Fill the fields of `_IDENTITY`."""
+    for name, _ in _IDENTITY:
+        rows[name] = getattr(gaps.batch, f"{name}_S")[gaps.first + response]
 
 
 class WorstTokens(Accumulator):
@@ -189,15 +200,16 @@ class WorstTokens(Accumulator):
     """
 
     def __init__(self, count: int = 50) -> None:
-        self.abs_d, self.abs_dp = SmallestRows(TOKEN_ROW, count), SmallestRows(TOKEN_ROW, count)
+        self.abs_d = SmallestRows(TOKEN_ROW, count)
+        self.abs_dp = SmallestRows(TOKEN_ROW, count)
         self.responses = SmallestRows(RESPONSE_ROW, count)
 
     def update(self, gaps: TokenGaps) -> None:
-        for kept, values_N in ((self.abs_d, gaps.abs_d_N), (self.abs_dp, gaps.abs_dp_N)):
-            kept.offer_largest(values_N, partial(token_rows, gaps))
-        d_sum_S = gaps.length_and_d_sum[1]
-        real = np.flatnonzero(d_sum_S)
-        self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
+        self.abs_d.offer_largest(gaps.abs_d_N, partial(token_rows, gaps))
+        self.abs_dp.offer_largest(gaps.abs_dp_N, partial(token_rows, gaps))
+        _, d_sum_S = gaps.length_and_d_sum
+        with_gap = np.flatnonzero(d_sum_S)
+        self.responses.offer(with_gap, -np.abs(d_sum_S[with_gap]), partial(response_rows, gaps))
 
     def result(self, trace: int = 0) -> WorstRows:
         """The rows, worst first; `trace` is the number of the trace that they are from."""
@@ -208,9 +220,9 @@ class WorstTokens(Accumulator):
         )
 
 
-def _records(kept: SmallestRows) -> Iterator[dict[str, Any]]:
-    """The rows by column; a number that is not finite is None."""
-    columns = _columns(kept)
+def _records(smallest: SmallestRows) -> Iterator[dict[str, Any]]:
+    """Each row as a dict by column; a number that is not finite is None."""
+    columns = _columns(smallest)
     for row in zip(*columns.values(), strict=True):
         yield dict(zip(columns, map(finite_or_none, row), strict=True))
 
@@ -224,10 +236,8 @@ class ScatterSample(Accumulator):
     """
 
     def __init__(self, tokens: int = 20_000, responses: int = 5_000) -> None:
-        self.tokens, self.responses = (
-            SmallestRows(TOKEN_ROW, tokens),
-            SmallestRows(RESPONSE_ROW, responses),
-        )
+        self.tokens = SmallestRows(TOKEN_ROW, tokens)
+        self.responses = SmallestRows(RESPONSE_ROW, responses)
 
     def update(self, gaps: TokenGaps) -> None:
         self.tokens.offer_hashed(gaps.token_hash_N, partial(token_rows, gaps))
@@ -241,9 +251,11 @@ class ScatterSample(Accumulator):
         return {"tokens": _columns(self.tokens), "responses": _columns(self.responses)}
 
 
-def _columns(kept: SmallestRows) -> dict[str, list[Any]]:
-    rows = kept.rows()
-    columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name != "key"}
+def _columns(smallest: SmallestRows) -> dict[str, list[Any]]:
+    """The rows' columns as lists, without the key."""
+    rows = smallest.rows()
+    columns = {name: rows[name].tolist() for name in rows.dtype.names or ()}
+    del columns["key"]
     if "token_id" in columns:
-        columns["token_id"] = [None if own == _NO_ID else own for own in columns["token_id"]]
+        columns["token_id"] = [None if id_ == _NO_ID else id_ for id_ in columns["token_id"]]
     return columns

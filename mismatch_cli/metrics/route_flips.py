@@ -28,7 +28,7 @@ from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES, N
 
 FLIP_EDGES = (1, 2, 3, 5, 9)  # layers that flip a token: 0, 1, 2, 3–4, 5–8, 9 and more
 _FLIP_BINS = len(FLIP_EDGES) + 1
-_MOST_FIRST = NOT_MEASURED + 1
+_FIRST_LAYERS = NOT_MEASURED + 1  # 255 if none flips
 _R3 = "arXiv 2510.11370 (R3)"
 
 # fmt: off
@@ -125,7 +125,7 @@ class RouteFlips(Accumulator):
 
     def __init__(self) -> None:
         self.tokens = GroupSums(2 * (_FLIP_BINS + MU_BINS))
-        self.first = np.zeros(_MOST_FIRST, dtype=np.int64)
+        self.first = np.zeros(_FIRST_LAYERS, dtype=np.int64)
         self.layers: dict[int, GroupSums] = {}
         self.margins = np.zeros((2, MARGIN_BINS), dtype=np.int64)
 
@@ -134,104 +134,99 @@ class RouteFlips(Accumulator):
         flips_N = gaps.column("route_flips_T")
         if flips_N is None:
             return
-        known_N = flips_N != NOT_MEASURED
-        bin_N = np.searchsorted(FLIP_EDGES, flips_N, side="right")
-        mu_bin_N, group_N = Cells.of(gaps).mu_bin_N, gaps.per_token(gaps.group_S)
-        parts = (
-            (bin_N, _FLIP_BINS, known_N),
-            (bin_N, _FLIP_BINS, known_N * gaps.abs_d_N),
-            (mu_bin_N, MU_BINS, known_N),
-            (mu_bin_N, MU_BINS, known_N & (flips_N > 0)),
+        measured_N = flips_N != NOT_MEASURED
+        flips_bin_N = np.searchsorted(FLIP_EDGES, flips_N, side="right")
+        mu_bin_N = Cells.of(gaps).mu_bin_N
+        columns = (
+            (flips_bin_N, _FLIP_BINS, measured_N),
+            (flips_bin_N, _FLIP_BINS, measured_N * gaps.abs_d_N),
+            (mu_bin_N, MU_BINS, measured_N),
+            (mu_bin_N, MU_BINS, measured_N & (flips_N > 0)),
         )
-        sums = [
-            np.bincount(
-                group_N * bins + index_N, weights=weight_N, minlength=GROUPS * bins
-            ).reshape(GROUPS, bins)
-            for index_N, bins, weight_N in parts
-        ]
+        group_N = gaps.per_token(gaps.group_S)
+        sums = []
+        for bin_N, bins, weight_N in columns:
+            sums_C = np.bincount(group_N * bins + bin_N, weight_N, minlength=GROUPS * bins)
+            sums.append(sums_C.reshape(GROUPS, bins))
         self.tokens.sums_GM += np.concatenate(sums, axis=1)
         first_N = gaps.column("route_first_T")
         if first_N is not None:
-            self.first += np.bincount(first_N[known_N], minlength=_MOST_FIRST)
+            self.first += np.bincount(first_N[measured_N], minlength=_FIRST_LAYERS)
 
     def update_responses(self, table: pa.Table, prompt_id_S: np.ndarray) -> None:
         """Add the counts recorded per response."""
         if "route_layers" not in table.column_names:
             return
-        group_S = prompt_groups(prompt_id_S)
-        for row, flat in enumerate(table["route_layers"]):
-            if flat.is_valid:
-                counts_MC = flat.values.to_numpy().reshape(-1, len(LAYER_COUNTS))
-                for place, counts_C in enumerate(counts_MC):
-                    self.layers.setdefault(place, GroupSums(len(LAYER_COUNTS))).sums_GM[
-                        group_S[row]
-                    ] += counts_C
+        groups = prompt_groups(prompt_id_S).tolist()
+        for group, layer_counts in zip(groups, table["route_layers"], strict=True):
+            if not layer_counts.is_valid:
+                continue
+            counts_MC = layer_counts.values.to_numpy().reshape(-1, len(LAYER_COUNTS))
+            for layer, counts_C in enumerate(counts_MC):
+                if layer not in self.layers:
+                    self.layers[layer] = GroupSums(len(LAYER_COUNTS))
+                self.layers[layer].sums_GM[group] += counts_C
         margins = table["route_margins"].combine_chunks().flatten().to_numpy()
         self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
 
-    def result(self, prompts: int, side: Mapping[str, Any]) -> RoutingSummary | None:
+    def result(self, prompts: int, trainer: Mapping[str, Any]) -> RoutingSummary | None:
         """What the routers did; None if nothing was measured.
 
-        `side` is the manifest's section `trainer`.
+        `trainer` is that section of the manifest.
         """
         if not self.layers:
             return None
-        k, numbers = (
-            side.get("experts_per_token") or 1,
-            side.get("router_layers") or sorted(self.layers),
+        k = trainer.get("experts_per_token") or 1
+        agreeing, flipped = map(_margins, self.margins)
+        return RoutingSummary(
+            replayed=trainer.get("routes") == "replayed",
+            tokens=int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
+            experts=trainer.get("num_experts"),
+            experts_per_token=k,
+            metrics=self._metrics(k, prompts),
+            layers=self._by_layer(trainer.get("router_layers"), k, prompts),
+            by_flips=self._by_flips(prompts),
+            by_mu=self._by_mu(prompts),
+            first=self.first[: len(self.layers)].tolist(),
+            margins=Margins(MARGIN_EDGES.tolist(), agreeing, flipped),
         )
-        layers = [self.layers[place] for place in sorted(self.layers)]
+
+    def _metrics(self, k: int, prompts: int) -> dict[str, Estimate]:
+        """The metrics of `ROUTING`, over all tokens and layers."""
+        scales = {key: metric.scale for key, metric in ROUTING.items()}
+        all_layers = GroupSums(len(LAYER_COUNTS))
+        for layer in sorted(self.layers):
+            all_layers.sums_GM += self.layers[layer].sums_GM
+        estimates = self.tokens.result(_evaluate_tokens, prompts, scales)
+        estimates |= all_layers.result(_evaluate_layer(k), prompts, scales)
+        return {key: estimates[key] for key in ROUTING}
+
+    def _by_layer(self, numbers: Sequence[int] | None, k: int, prompts: int) -> list[LayerRow]:
+        """Each layer with a router; `numbers` are those of the layers in the model."""
+        layers = sorted(self.layers)
+        numbers = numbers or layers
         if len(numbers) != len(layers):
             raise MismatchError(
                 f"The manifest names {len(numbers)} layers with a router, but responses have "
                 f"counts of {len(layers)}. Record the trace again."
             )
-        whole = GroupSums(len(LAYER_COUNTS))
-        for layer in layers:
-            whole.sums_GM += layer.sums_GM
-        found = self.tokens.result(_evaluate_tokens, prompts, _scales())
-        found |= whole.result(_evaluate_layer(k), prompts, _scales())
-        agreeing, flipped = map(_margins, self.margins)
-        return RoutingSummary(
-            replayed=side.get("routes") == "replayed",
-            tokens=int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
-            experts=side.get("num_experts"),
-            experts_per_token=k,
-            metrics={key: found[key] for key in ROUTING},
-            layers=[
-                _layer(number, layer, k, prompts)
-                for number, layer in zip(numbers, layers, strict=True)
-            ],
-            by_flips=self._by_flips(prompts),
-            by_mu=self._by_mu(prompts),
-            first=[int(count) for count in self.first[: len(layers)]],
-            margins=Margins([float(edge) for edge in MARGIN_EDGES], agreeing, flipped),
-        )
+        return [
+            _layer_row(number, self.layers[layer], k, prompts)
+            for number, layer in zip(numbers, layers, strict=True)
+        ]
 
     def _by_flips(self, prompts: int) -> list[FlipsRow]:
         """Tokens by how many layers flip them: their number, mean |Δlog p| and share of the gap."""
-        count_GB, abs_d_GB = (
-            self.tokens.sums_GM[:, :_FLIP_BINS],
-            self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS],
-        )
-        edges = (0, *FLIP_EDGES, None)
+        count_GB = self.tokens.sums_GM[:, :_FLIP_BINS]
+        abs_d_GB = self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS]
+        gap = float(abs_d_GB.sum())
+        highs = (*(edge - 1 for edge in FLIP_EDGES), None)
         rows = []
-        for place in range(_FLIP_BINS):
-            pair = GroupSums(2)
-            pair.sums_GM += np.stack([abs_d_GB[:, place], count_GB[:, place]], axis=1)
-            mean = pair.result(
-                lambda sums: {"mean": sums[..., 0] / sums[..., 1]}, prompts, {"mean": POSITIVE}
-            )["mean"]
-            high = edges[place + 1]
-            rows.append(
-                FlipsRow(
-                    low=edges[place] or 0,
-                    high=None if high is None else high - 1,
-                    tokens=int(count_GB[:, place].sum()),
-                    share_of_gap=_part(abs_d_GB[:, place].sum(), abs_d_GB.sum()),
-                    abs_d_mean=mean,
-                )
-            )
+        for b, (low, high) in enumerate(zip((0, *FLIP_EDGES), highs, strict=True)):
+            tokens = int(count_GB[:, b].sum())
+            share = float(abs_d_GB[:, b].sum()) / gap if gap > 0 else None
+            mean = _ratio(abs_d_GB[:, b], count_GB[:, b], POSITIVE, prompts)
+            rows.append(FlipsRow(low, high, tokens, share, mean))
         return rows
 
     def _by_mu(self, prompts: int) -> list[FlippedBin]:
@@ -239,24 +234,31 @@ class RouteFlips(Accumulator):
         count_GB, flipped_GB = np.split(self.tokens.sums_GM[:, 2 * _FLIP_BINS :], 2, axis=1)
         edges = (0.0, *MU_EDGES, 1.0)
         rows = []
-        for place in range(MU_BINS):
-            pair = GroupSums(2)
-            pair.sums_GM += np.stack([flipped_GB[:, place], count_GB[:, place]], axis=1)
-            share = pair.result(
-                lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE}
-            )["share"]
-            tokens = int(count_GB[:, place].sum())
-            rows.append(FlippedBin(edges[place], edges[place + 1], tokens, share))
+        for b in range(MU_BINS):
+            flipped = _ratio(flipped_GB[:, b], count_GB[:, b], SHARE, prompts)
+            tokens = int(count_GB[:, b].sum())
+            rows.append(FlippedBin(edges[b], edges[b + 1], tokens, flipped))
         return rows
 
 
-def _scales() -> dict[str, Scale]:
-    return {key: metric.scale for key, metric in ROUTING.items()}
+def _ratio(part_G: np.ndarray, whole_G: np.ndarray, scale: Scale, prompts: int) -> Estimate:
+    """Σ part / Σ whole."""
+    # `grouped_ratio` adds each column pairwise, `GroupSums` its rows one after the other.
+    # The last bits would differ, so the order of additions is kept.
+    sums = GroupSums(2)
+    sums.sums_GM += np.stack([part_G, whole_G], axis=1)
+    estimates = sums.result(_evaluate_ratio, prompts, {"ratio": scale})
+    return estimates["ratio"]
+
+
+def _evaluate_ratio(sums_x2: np.ndarray) -> dict[str, np.ndarray]:
+    return {"ratio": sums_x2[..., 0] / sums_x2[..., 1]}
 
 
 def _evaluate_tokens(sums_xM: np.ndarray) -> dict[str, np.ndarray]:
     count_xB, abs_d_xB = sums_xM[..., :_FLIP_BINS], sums_xM[..., _FLIP_BINS : 2 * _FLIP_BINS]
-    flipped, flipped_abs_d = count_xB[..., 1:].sum(-1), abs_d_xB[..., 1:].sum(-1)
+    flipped = count_xB[..., 1:].sum(-1)
+    flipped_abs_d = abs_d_xB[..., 1:].sum(-1)
     return {
         "flipped_tokens": flipped / count_xB.sum(-1),
         "share_of_gap": flipped_abs_d / abs_d_xB.sum(-1),
@@ -277,7 +279,7 @@ def _evaluate_layer(k: int) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     return evaluate
 
 
-def _layer(number: int, layer: GroupSums, k: int, prompts: int) -> LayerRow:
+def _layer_row(number: int, layer: GroupSums, k: int, prompts: int) -> LayerRow:
     scales = dict.fromkeys(("flipped_routers", "agreement", "same_first"), SHARE)
     estimates: dict[str, Estimate] = layer.result(_evaluate_layer(k), prompts, scales)
     return LayerRow(
@@ -289,21 +291,17 @@ def _layer(number: int, layer: GroupSums, k: int, prompts: int) -> LayerRow:
     )
 
 
-def _part(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole > 0 else None
-
-
 def _margins(counts_B: np.ndarray) -> MarginCounts:
     """Quantiles of router margins in logits, from half octaves, so accurate to within a fifth;
     and the counts.
     """
-    total_B, count = np.cumsum(counts_B), int(counts_B.sum())
-
-    def quantile(share: float) -> float | None:
-        return float(_middle(int(np.searchsorted(total_B, share * count)))) if count else None
-
-    counts = [int(n) for n in counts_B]
-    return MarginCounts(count, quantile(0.05), quantile(0.5), quantile(0.95), counts)
+    counts = counts_B.tolist()
+    count = sum(counts)
+    if not count:
+        return MarginCounts(0, None, None, None, counts)
+    ranks = [0.05 * count, 0.5 * count, 0.95 * count]
+    p5, p50, p95 = map(_middle, np.searchsorted(np.cumsum(counts_B), ranks).tolist())
+    return MarginCounts(count, p5, p50, p95, counts)
 
 
 def _middle(margin_bin: int) -> float:

@@ -21,8 +21,10 @@ class StepSums(Accumulator):
 
     def update(self, step_S: np.ndarray, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         """Add per-response sums."""
-        rows = ((int(step), np.flatnonzero(step_S == step)) for step in np.unique(step_S))
-        sums = {step: sum_by_group(group_S[row_U], sums_SM[row_U]) for step, row_U in rows}
+        sums = {}
+        for step in np.unique(step_S).tolist():
+            responses = np.flatnonzero(step_S == step)
+            sums[step] = sum_by_group(group_S[responses], sums_SM[responses])
         self._add(0, int(step_S.max(initial=0)), sums)
 
     def merge(self, other: StepSums) -> None:
@@ -32,9 +34,11 @@ class StepSums(Accumulator):
         """The first step, last step and sums [GROUPS, M] of each stretch, in order."""
         for stretch, sums_GM in sorted(self.sums.items()):
             first = stretch << self.shift
-            yield first, min(first + (1 << self.shift) - 1, self.latest), sums_GM
+            last = first + (1 << self.shift) - 1
+            yield first, min(last, self.latest), sums_GM
 
     def _add(self, shift: int, latest: int, sums: dict[int, np.ndarray]) -> None:
+        """Add sums by `step >> shift`; both sides come to the coarser of their stretches first."""
         self.latest = max(self.latest, latest)
         while self.shift < shift:
             self._halve()
@@ -43,11 +47,17 @@ class StepSums(Accumulator):
             self._halve()
 
     def _halve(self) -> None:
-        finer, self.sums = self.sums, {}
+        """Pool every two neighbouring stretches."""
+        finer = self.sums
+        self.sums = {}
         self.shift += 1
         self._pool(finer, 1)
 
     def _pool(self, finer: dict[int, np.ndarray], shift: int) -> None:
+        """Add the sums of stretches that are 2^shift times shorter."""
         for stretch, sums_GM in sorted(finer.items()):
             coarse = stretch >> shift
-            self.sums[coarse] = self.sums[coarse] + sums_GM if coarse in self.sums else sums_GM
+            # A new array, since these may be the sums of another summary, which keeps its own.
+            if coarse in self.sums:
+                sums_GM = self.sums[coarse] + sums_GM
+            self.sums[coarse] = sums_GM

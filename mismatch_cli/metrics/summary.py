@@ -35,6 +35,7 @@ from mismatch_cli.metrics.sums import (
     token_sums,
 )
 from mismatch_cli.metrics.volatility import (
+    QUANTILES,
     CellCounts,
     CellMoments,
     Cells,
@@ -65,7 +66,9 @@ class MismatchSummary(Accumulator):
     SETTINGS = ("pair",)
 
     def __init__(self, pair: Pair) -> None:
-        self.pair, self.exact, self.rounded = pair, _ExactState(), _RoundedState()
+        self.pair = pair
+        self.exact = _ExactState()
+        self.rounded = _RoundedState()
 
     def update(self, batch: TokenBatch, *observers: TokenAccumulator) -> None:
         """Add the responses of a batch; does nothing if the batch lacks the pair.
@@ -75,14 +78,17 @@ class MismatchSummary(Accumulator):
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
-        part = _RoundedState()
-        chunks = token_gaps(batch, self.pair)
-        sums_SM = np.concatenate([self._update_tokens(gaps, part, observers) for gaps in chunks])
+        # Float sums are formed per batch, then added: many workers do the same, to the bit.
+        of_batch = _RoundedState()
+        slices = token_gaps(batch, self.pair)
+        sums_SM = np.concatenate(
+            [self._update_tokens(gaps, of_batch, observers) for gaps in slices]
+        )
         add_response_sums(sums_SM, batch)
-        part.update_responses(prompt_groups(batch.prompt_id_S), batch.step_S, sums_SM)
+        of_batch.update_responses(prompt_groups(batch.prompt_id_S), batch.step_S, sums_SM)
+        self.rounded.merge(of_batch)
         self.exact.prompts.update(batch.prompt_id_S[sums_SM[:, INDEX["n"]] > 0])
         self.exact.groups.update(batch)
-        self.rounded.merge(part)
 
     def merge(self, other: MismatchSummary) -> None:
         """Add another summary's state; an empty one takes no time."""
@@ -90,12 +96,12 @@ class MismatchSummary(Accumulator):
             super().merge(other)
 
     def _update_tokens(
-        self, gaps: TokenGaps, part: _RoundedState, observers: Sequence[TokenAccumulator]
+        self, gaps: TokenGaps, of_batch: _RoundedState, observers: Sequence[TokenAccumulator]
     ) -> np.ndarray:
         cells = Cells.of(gaps)
         self.exact.update(gaps, cells)
-        part.moments.update(gaps, cells)
-        part.profile.update(gaps)
+        of_batch.moments.update(gaps, cells)
+        of_batch.profile.update(gaps)
         for observer in observers:
             observer.update(gaps)
         return token_sums(gaps)
@@ -105,19 +111,20 @@ class MismatchSummary(Accumulator):
         others together.
         """
         prompts = self.exact.prompts.result()
-        estimates = {name: found.estimate(prompts) for name, found in self.jackknife().items()}
+        estimates = {key: metric.estimate(prompts) for key, metric in self.jackknife().items()}
         estimates |= self.exact.extremes.result()
-        for name, (least, most) in _EXTREMES_OF.items():
-            for share in ("p01", "p50", "p95", "p99"):
-                if (key := f"{name}_{share}") in estimates:
-                    bounds = (
-                        estimates[extreme].value if extreme else 0.0 for extreme in (least, most)
-                    )
-                    estimates[key] = clamped(estimates[key], *bounds)
+        # A quantile is interpolated within a bin of a histogram: it may exceed the exact extreme.
+        bounds = {
+            "abs_d": (0.0, estimates["abs_d_max"].value),
+            "ratio": (estimates["ratio_min"].value, estimates["ratio_max"].value),
+        }
+        for key in QUANTILES:
+            quantity, _, _ = key.rpartition("_")
+            estimates[key] = clamped(estimates[key], *bounds[quantity])
         return estimates
 
     def jackknife(self) -> dict[str, Jackknife]:
-        """The same metrics, except extremes, with the values behind their intervals."""
+        """The metrics of `estimates` except extremes, with the values behind their intervals."""
         exact, rounded = self.exact, self.rounded
         return (
             rounded.sums.jackknife(evaluate, SCALES)
@@ -155,6 +162,7 @@ _MASS_TOKENS = f"{TOPK_MASSES[0]}_n"  # both masses have the same tokens
 
 
 def _topk_masses(first: int, last: int, sums_GM: np.ndarray, prompts: int) -> StepRow:
+    """The row of some steps, from the sums of both masses and the number of their tokens."""
     *masses, tokens_G = sums_GM.T
     shares = {
         name: grouped_share(mass_G, tokens_G, prompts)
@@ -163,15 +171,16 @@ def _topk_masses(first: int, last: int, sums_GM: np.ndarray, prompts: int) -> St
     return StepRow(first, last, int(tokens_G.sum()), shares)
 
 
-_EXTREMES_OF = {"abs_d": (None, "abs_d_max"), "ratio": ("ratio_min", "ratio_max")}
-
-
 class _ExactState(Accumulator):
     """Integers and extremes: the same bits in any order."""
 
     def __init__(self) -> None:
-        self.counts, self.prompts, self.groups = TokenCounts(), DistinctPrompts(), RewardGroups()
-        self.cells, self.extremes, self.spearman = CellCounts(), Extremes(), SampledSpearman()
+        self.counts = TokenCounts()
+        self.prompts = DistinctPrompts()
+        self.groups = RewardGroups()
+        self.cells = CellCounts()
+        self.extremes = Extremes()
+        self.spearman = SampledSpearman()
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
         self.counts.update(gaps)
@@ -184,20 +193,23 @@ class _RoundedState(Accumulator):
     """Float sums: the same bits in the same order."""
 
     def __init__(self) -> None:
-        self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
-        self.moments, self.profile, self.lengths = CellMoments(), ResponseProfile(), LengthProfile()
-        # Masses of the top K, and the number of tokens with them
-        self.steps = StepSums(_MOST_STEPS)
+        self.sums = GroupSums(len(COLUMNS))
+        self.weights = SequenceWeights()
+        self.moments = CellMoments()
+        self.profile = ResponseProfile()
+        self.lengths = LengthProfile()
+        self.steps = StepSums(_MOST_STEPS)  # masses of the top K, and the number of their tokens
 
     def update_responses(
         self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray
     ) -> None:
-        d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]
-        log_weight_S = np.where(length_S < sums_SM[:, INDEX["n"]], -np.inf, d_S)
-        log_weight_S[sums_SM[:, INDEX["n"]] == 0] = np.nan
+        d_S, counted_S, supported_S = (sums_SM[:, INDEX[name]] for name in ("d", "n", "supported"))
+        # A token out of support makes the weight of its response 0.
+        log_weight_S = np.where(supported_S < counted_S, -np.inf, d_S)
+        log_weight_S[counted_S == 0] = np.nan
         self.sums.update(group_S, sums_SM)
         self.weights.update(group_S, log_weight_S)
-        self.lengths.update(group_S, length_S, d_S)
+        self.lengths.update(group_S, supported_S, d_S)
         if sums_SM[:, INDEX[_MASS_TOKENS]].any():
             columns = [INDEX[name] for name in (*TOPK_MASSES, _MASS_TOKENS)]
             self.steps.update(step_S, group_S, sums_SM[:, columns])

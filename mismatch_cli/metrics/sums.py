@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Jackknife,
     Scale,
-    left_out,
+    jackknife_values,
     without_groups,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Sums
@@ -42,7 +43,7 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "d_d": lambda g: g.d_N * g.d_N,
     "k3": lambda g: g.k3_N,
     "less_1": lambda g: g.ratio_less_1_N,
-    # float32 ends at r = 1.8e19
+    # (r − 1)² leaves float32 from r = 1.8e19 on.
     "less_1_less_1": lambda g: np.square(g.ratio_less_1_N, dtype=np.float64),
     "less_1_d": lambda g: g.ratio_less_1_N * g.d_N,
     "mult_error": _larger_of_ratio_and_inverse,
@@ -57,7 +58,7 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "binary_kl": lambda g: g.binary_kl_N,
 }
 TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
-# Each with a count "…_n" of tokens with a value
+# Not every token has a value of these, so each has a count "…_n" of those that do.
 MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
 _OF_SEQUENCE = ("d", "d_d", "d_n", "n_n", "abs_d")
@@ -67,7 +68,7 @@ COLUMNS = (
     "supported",
     "d",
     *TOKEN_SUMS,
-    *(name for measured in MEASURED_SUMS for name in (measured, f"{measured}_n")),
+    *chain.from_iterable((name, f"{name}_n") for name in MEASURED_SUMS),
     *RESPONSE_SUMS,
     *SEQUENCE_SUMS,
 )
@@ -80,15 +81,14 @@ def token_sums(gaps: TokenGaps) -> np.ndarray:
     sums_SM = np.zeros((len(responses.length_S), len(COLUMNS)))
     sums_SM[:, INDEX["n"]] = responses.length_S
     sums_SM[:, INDEX["supported"]], sums_SM[:, INDEX["d"]] = gaps.length_and_d_sum
-    # A broken recording may hold |d| > 88: infinity is correct
+    # A broken recording may hold |d| > 88, whose ratio is infinite in float32: so is its sum.
     with np.errstate(over="ignore", divide="ignore"):
         for name, column in TOKEN_SUMS.items():
             sums_SM[:, INDEX[name]] = responses.sum(column(gaps))
     for name, values_N, counts_N in _measured(gaps):
+        count_S = responses.length_S if counts_N is None else responses.sum(counts_N)
         sums_SM[:, INDEX[name]] = responses.sum(values_N)
-        sums_SM[:, INDEX[f"{name}_n"]] = (
-            responses.length_S if counts_N is None else responses.sum(counts_N)
-        )
+        sums_SM[:, INDEX[f"{name}_n"]] = count_S
     return sums_SM
 
 
@@ -115,24 +115,23 @@ def add_response_sums(sums_SM: np.ndarray, batch: TokenBatch) -> None:
     columns["sequence_abs_d"][:] = columns["abs_d"] / np.maximum(n_S, 1)
 
 
-def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
-    columns: list[tuple[str, np.ndarray, np.ndarray | None]] = []
-    if (topk := gaps.topk) is not None:
-        columns.append(("topk_tv", topk.tv_N, topk.tv_counts_N))
-        columns.append(("topk_kl", topk.kl_N, topk.kl_counts_N))
-        masses = zip(TOPK_MASSES, (topk.mass_reference_N, topk.mass_current_N), strict=True)
-        columns += [(name, mass_N, topk.tv_counts_N) for name, mass_N in masses]
-    if (entropy_N := gaps.column("entropy_trainer_T")) is not None:
+def _measured(gaps: TokenGaps) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
+    """The measured columns of `MEASURED_SUMS`: the name, the values (0 where one is missing), and
+    which tokens have one (None: all).
+    """
+    topk = gaps.topk
+    if topk is not None:
+        yield "topk_tv", topk.tv_N, topk.tv_counts_N
+        yield "topk_kl", topk.kl_N, topk.kl_counts_N
+        yield TOPK_MASSES[0], topk.mass_reference_N, topk.tv_counts_N
+        yield TOPK_MASSES[1], topk.mass_current_N, topk.tv_counts_N
+    entropy_N = gaps.column("entropy_trainer_T")
+    if entropy_N is not None:
         missing_N = np.isnan(entropy_N)
-        known_N = ~missing_N if missing_N.any() else None
-        columns.append(
-            (
-                "entropy",
-                entropy_N if known_N is None else np.nan_to_num(entropy_N, nan=0.0),
-                known_N,
-            )
-        )
-    return columns
+        if missing_N.any():
+            yield "entropy", np.nan_to_num(entropy_N, nan=0.0), ~missing_N
+        else:
+            yield "entropy", entropy_N, None
 
 
 def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
@@ -158,21 +157,20 @@ class GroupSums(Accumulator):
         self, evaluate: Evaluate, prompts: int, scales: Mapping[str, Scale]
     ) -> dict[str, Estimate]:
         """The result of `evaluate` on sums [..., M], with its interval over prompts."""
-        return {
-            name: found.estimate(prompts)
-            for name, found in self.jackknife(evaluate, scales).items()
-        }
+        jackknife = self.jackknife(evaluate, scales)
+        return {name: metric.estimate(prompts) for name, metric in jackknife.items()}
 
     def jackknife(self, evaluate: Evaluate, scales: Mapping[str, Scale]) -> dict[str, Jackknife]:
-        """The same with the values behind each interval; anything without a scale is `SIGNED`."""
-        values, without_G = without_groups(evaluate, self.sums_GM)
+        """The result of `evaluate` with the values behind each interval; anything without a scale
+        is `SIGNED`.
+        """
+        values, without = without_groups(evaluate, self.sums_GM)
         occupied_G = np.any(self.sums_GM, axis=1)
-        return {
-            name: Jackknife(
-                float(value), left_out(without_G[name], occupied_G), scales.get(name, SIGNED)
-            )
-            for name, value in values.items()
-        }
+        results = {}
+        for name, value in values.items():
+            without_G = jackknife_values(without[name], occupied_G)
+            results[name] = Jackknife(float(value), without_G, scales.get(name, SIGNED))
+        return results
 
 
 class SequenceWeights(Accumulator):
@@ -191,12 +189,12 @@ class SequenceWeights(Accumulator):
         """`log_weight_S` is Σd of each sequence, −inf out of support; NaN for a response that is
         not a sequence.
         """
-        real_S = ~np.isnan(log_weight_S)
-        shift = float(np.max(log_weight_S, where=real_S, initial=-np.inf))
-        weight_S = np.zeros(len(real_S))
-        positive_S = np.flatnonzero(log_weight_S > -np.inf)
-        weight_S[positive_S] = np.exp(log_weight_S[positive_S] - shift)
-        sums_S3 = np.stack([real_S, weight_S, weight_S * weight_S], axis=1).astype(np.float64)
+        sequence_S = ~np.isnan(log_weight_S)
+        shift = float(np.max(log_weight_S, where=sequence_S, initial=-np.inf))
+        weight_S = np.zeros(len(log_weight_S))
+        positive = np.flatnonzero(log_weight_S > -np.inf)
+        weight_S[positive] = np.exp(log_weight_S[positive] - shift)
+        sums_S3 = np.stack([sequence_S, weight_S, weight_S * weight_S], axis=1).astype(np.float64)
         self._add(shift, sum_by_group(group_S, sums_S3))
 
     def merge(self, other: SequenceWeights) -> None:
@@ -204,14 +202,13 @@ class SequenceWeights(Accumulator):
 
     def _add(self, shift: float, sums_G3: np.ndarray) -> None:
         largest = max(self.shift, shift)
-        self.sums_G3 = self.sums_G3 * _rescale(self.shift, largest) + sums_G3 * _rescale(
-            shift, largest
-        )
+        own_G3 = self.sums_G3 * _rescale(self.shift, largest)
+        self.sums_G3 = own_G3 + sums_G3 * _rescale(shift, largest)
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
         """Both without an interval: lab/interval_coverage.py found no valid one."""
-        return {name: found.estimate(prompts) for name, found in self.jackknife().items()}
+        return {name: metric.estimate(prompts) for name, metric in self.jackknife().items()}
 
     def jackknife(self) -> dict[str, Jackknife]:
         """χ² = E w² − 1; ESS = 1 / E[(w / mean w)²], a fraction of the responses.
@@ -219,17 +216,13 @@ class SequenceWeights(Accumulator):
         Neither has an interval: a few responses of large weight decide, most of which are not in
         the trace.
         """
-        values, without_G = without_groups(self._evaluate, self.sums_G3)
-        occupied_G, scales = (
-            self.sums_G3[:, 0] > 0,
-            {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE},
-        )
-        return {
-            name: Jackknife(
-                float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS
-            )
-            for name, scale in scales.items()
-        }
+        values, without = without_groups(self._evaluate, self.sums_G3)
+        occupied_G = self.sums_G3[:, 0] > 0
+        results = {}
+        for name, scale in (("chi2_sequence", ABOVE_MINUS_1), ("ess_sequence", SAMPLE_SIZE)):
+            without_G = jackknife_values(without[name], occupied_G)
+            results[name] = Jackknife(float(values[name]), without_G, scale, LARGEST_WEIGHTS)
+        return results
 
     def _evaluate(self, sums_x3: np.ndarray) -> dict[str, np.ndarray]:
         count, w, w2 = np.moveaxis(sums_x3, -1, 0)
@@ -238,5 +231,6 @@ class SequenceWeights(Accumulator):
 
 
 def _rescale(shift: float, largest: float) -> np.ndarray:
+    """The factors of Σ1, Σw and Σw² from one shift to a larger one; no weights yet: 0."""
     factor = np.exp(shift - largest) if shift > -np.inf else 0.0
     return np.array([1.0, factor, factor * factor])

@@ -44,7 +44,8 @@ THEORY = table(
          "KL_max, the sample's largest KL(μ‖π): of the full KL if the trace has it, else of the "
          "binary KL, which is smaller",
          "nats", f"{DPPO}, eq. 14"),
-    _row("tv_of_kl", "largest TV by KL", "min(1, √(KL_max / 2)), the largest TV that this KL allows",
+    _row("tv_of_kl", "largest TV by KL",
+         "min(1, √(KL_max / 2)), the largest TV that this KL allows",
          "probability", "Pinsker’s inequality, Csiszár (1967)"),
     _row("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability",
          f"{DPPO}, eq. 11"),
@@ -102,7 +103,9 @@ CLIPPING = table(
          f"{DPPO}, Fig. 5"),
     _row("over_tokens", "bad updates among tokens with A ≠ 0",
          "number with A < 0 and μ − π ≥ δ / number with A ≠ 0",
-         "share", f"{DPPO}, Fig. 5; its denominator is not stated; Stable-RL's clip fractions use this one"),
+         "share",
+         f"{DPPO}, Fig. 5; its denominator is not stated; "
+         "Stable-RL's clip fractions use this one"),
     _row("over_negative", "bad updates among tokens with A < 0",
          "number with A < 0 and μ − π ≥ δ / number with A < 0",
          "share", f"{DPPO}, Fig. 5; its denominator is not stated"),
@@ -119,8 +122,9 @@ CLIPPING = table(
     _row("share", "tokens above the cap", "share of tokens with r > C", "share",
          f"{DPPO}, App. C.1"),
     _row("mean", "mean divergence",
-         "mean of the binary or top-K divergence of μ and π over all tokens, including A = 0; if the trace has full "
-         "divergences, over the tokens with one", "probability or nats", f"{DPPO}, eq. 13 to 16"),
+         "mean of the binary or top-K divergence of μ and π over all tokens, including A = 0; if "
+         "the trace has full divergences, over the tokens with one",
+         "probability or nats", f"{DPPO}, eq. 13 to 16"),
     _row("bias", "bias",
          "mean of (approximation − full-vocabulary divergence) over the tokens with both",
          "probability or nats", _COMMON),
@@ -226,8 +230,7 @@ TRAINING = table(
 )
 # fmt: on
 
-# Keys in a line of metrics.jsonl → metrics of the gap.
-# Keys of the gap in a line of metrics.jsonl, by pair
+# The names that a line of metrics.jsonl has for pairs, and for the metrics of each.
 PAIRS_OF_STEP = {"mismatch": "mismatch", "total": "current"}
 OF_STEP = {
     "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min",
@@ -242,8 +245,11 @@ def gap_record(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """The metrics of a pair, by key, as in a line of metrics.jsonl; masses only if they were
     measured.
     """
-    masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := values[key]) is not None}
-    return {name: values[key] for name, key in OF_STEP.items()} | masses
+    record = {name: values[key] for name, key in OF_STEP.items()}
+    for name, key in _OF_TOP_K.items():
+        if values[key] is not None:
+            record[name] = values[key]
+    return record
 
 
 def update_record(numbers: ClippingNumbers) -> dict[str, float | None]:

@@ -63,8 +63,9 @@ def check_adapter(name: str) -> None:
     """Raise an error if the settings of a local adapter are invalid, before peft reads its
     weights.
     """
-    if (folder := _local(name)) is not None:
-        _settings(name, folder)
+    folder = _local_folder(name)
+    if folder is not None:
+        _read_settings(name, folder)
 
 
 def base_model_of_adapter(name: str) -> str | None:
@@ -81,25 +82,24 @@ def read_adapter(name: str) -> Adapter:
     """The adapter in a folder or under a hub name; a `MismatchError` if it is not a LoRA adapter
     that peft can load.
     """
-    folder = _local(name) or _from_hub(name)
-    config, rank, alpha = _settings(name, folder)
+    folder = _local_folder(name) or _from_hub(name)
+    config, rank, alpha = _read_settings(name, folder)
     prepare_imports()
     from peft import load_peft_weights
 
     with _readable(name):
         weights = load_peft_weights(str(folder), device="cpu")
+    # Absent, empty and false mean the same, so that equal adapters have equal digests.
     scales = {key: config.get(key) or None for key in _SCALES}
     return Adapter(name, folder, rank, alpha, target_names(config), _digest(scales, weights))
 
 
-def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
+def _read_settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
     """The adapter's configuration as peft saves it, with its largest rank and its alpha."""
     with _readable(name):
         config: dict[str, Any] = parse_json((folder / _CONFIG).read_text(encoding="utf-8"))
-        rank, alpha = (
-            max(config["r"], *config.get("rank_pattern", {}).values(), 0),
-            float(config["lora_alpha"]),
-        )
+        rank = max(config["r"], *config.get("rank_pattern", {}).values(), 0)
+        alpha = float(config["lora_alpha"])
     if config.get("modules_to_save"):
         raise MismatchError(
             f"{name} contains full modules ({', '.join(config['modules_to_save'])}) beside its "
@@ -114,9 +114,10 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # peft and safetensors raise all kinds of errors for broken files
+        cause = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
             custom_code.refusal(f"The adapter {name}", error)
-            or f"{name} is not a readable LoRA adapter ({type(error).__name__}: {first_line(error)}). "
+            or f"{name} is not a readable LoRA adapter ({cause}). "
             f"Name a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
         ) from error
 
@@ -125,11 +126,13 @@ def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What an adapter changes, by peft's settings: modules by the last part of their names, and
     parameters.
     """
-    modules, parameters = config["target_modules"], set(config.get("target_parameters") or ())
+    modules = config["target_modules"]
+    parameters = set(config.get("target_parameters") or ())
     if isinstance(modules, str):
         return (modules, *sorted(parameters))
     modules = set(modules or ()) - set(config.get("exclude_modules") or ())
-    return tuple(sorted({name.rpartition(".")[2] for name in modules} | parameters))
+    last_parts = {name.rpartition(".")[2] for name in modules}
+    return tuple(sorted(last_parts | parameters))
 
 
 def same_adapter(first: str | None, second: str | None) -> bool:
@@ -156,16 +159,15 @@ def apply_adapter(model: Any, adapter: Adapter, *, merge: bool) -> Any:
             config = PeftConfig.from_pretrained(str(adapter.folder))
             config.inference_mode = True
             wrapped = PeftModel(model, config)
-            loaded: Any = set_peft_model_state_dict(
-                wrapped, load_peft_weights(str(adapter.folder), device="cpu")
-            )
-    except (
-        Exception
-    ) as error:  # peft raises all kinds of errors for a shape, module or option that does not fit
+            weights = load_peft_weights(str(adapter.folder), device="cpu")
+            loaded: Any = set_peft_model_state_dict(wrapped, weights)
+    # peft raises all kinds of errors for a shape, module or option that does not fit.
+    except Exception as error:
         raise MismatchError(
             f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} "
             f"({first_line(error)}) Name the model that it was trained on."
         ) from error
+    # The weights of the model itself are missing too, as they should be.
     missing = [key for key in loaded.missing_keys if "lora_" in key]
     if missing or loaded.unexpected_keys:
         odd = (missing or loaded.unexpected_keys)[0]
@@ -177,7 +179,9 @@ def apply_adapter(model: Any, adapter: Adapter, *, merge: bool) -> Any:
         )
     with _quiet():
         _merge_head(model)
-        return (wrapped.merge_and_unload() if merge else model).eval()
+        if merge:
+            model = wrapped.merge_and_unload()
+        return model.eval()
 
 
 def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) -> Any:
@@ -191,7 +195,7 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
     import torch
     from peft import LoraConfig, PeftModel
 
-    settings: dict[str, Any] = {"lora_alpha": alpha, **_targeted(model, targets)}
+    settings: dict[str, Any] = {"lora_alpha": alpha, **_target_settings(model, targets)}
     config = LoraConfig(r=rank, lora_dropout=0.0, task_type="CAUSAL_LM", **settings)
     try:
         with torch.random.fork_rng(), _quiet():
@@ -203,17 +207,16 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
             "lora_targets = all-linear."
         ) from error
     modules = [name for name, _ in model.named_modules()]
-    if nowhere := [
-        name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)
-    ]:
+    # peft is content with one module of several targets.
+    nowhere = [name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)]
+    if nowhere:
         raise MismatchError(
             f"The model has no modules {', '.join(nowhere)} for an adapter. Use lora_targets = "
             "all-linear."
         )
-    if any(
-        hasattr(layer, "lora_A")
-        for layer in (model.get_output_embeddings(), model.get_input_embeddings())
-    ):
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
+    if hasattr(head, "lora_A") or hasattr(embeddings, "lora_A"):
         raise MismatchError(
             f"lora_targets = {targets} includes the LM head or the embeddings, which an adapter "
             "cannot train here: the head runs in tiles. Leave them out, or use all-linear."
@@ -222,31 +225,40 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
     return wrapped
 
 
-def _targeted(model: Any, targets: str) -> dict[str, Any]:
+def _target_settings(model: Any, targets: str) -> dict[str, Any]:
     """peft's settings for these targets: modules and parameters separately, and routers as plain
     matrices.
     """
-    from torch import nn
-
     if targets == "all-linear":
-        linear = (
-            (name, type(module))
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
-        )
-        routers = [name for name, kind in linear if kind.forward is not nn.Linear.forward]
-        return {"target_modules": targets, "exclude_modules": routers or None}
-    names = [name.strip() for name in targets.split(",")]
+        return {"target_modules": targets, "exclude_modules": _linear_routers(model) or None}
     modules = {name for name, _ in model.named_modules()}
     matrices = {name for name, weight in model.named_parameters() if weight.dim() == 3}
-    fused = [name for name in names if not _ends_one(name, modules) and _ends_one(name, matrices)]
-    return {
-        "target_modules": [name for name in names if name not in fused],
-        "target_parameters": fused or None,
-    }
+    target_modules = []
+    fused = []
+    for target in targets.split(","):
+        name = target.strip()
+        if not _ends_one(name, modules) and _ends_one(name, matrices):
+            fused.append(name)
+        else:
+            target_modules.append(name)
+    return {"target_modules": target_modules, "target_parameters": fused or None}
+
+
+def _linear_routers(model: Any) -> list[str]:
+    """Linear layers with a forward of their own: peft would add to its result as if it were a
+    product.
+    """
+    from torch import nn
+
+    routers = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
+            routers.append(name)
+    return routers
 
 
 def _ends_one(name: str, paths: Iterable[str]) -> bool:
+    """Whether a dotted path ends with this name."""
     return any(f".{path}".endswith(f".{name}") for path in paths)
 
 
@@ -285,12 +297,14 @@ class _MergedState(Mapping[str, "torch.Tensor"]):
     """
 
     def __init__(self, model: Any) -> None:
-        self.base, self._layers = state_below(model), adapted_layers(model)
+        self.base = state_below(model)
+        self._layers = adapted_layers(model)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         from mismatch_cli.models.sharding import whole
 
-        weight, layer = self.base[name], self._layers.get(name)
+        weight = self.base[name]
+        layer = self._layers.get(name)
         if layer is None:
             return weight
         delta = whole(layer.get_delta_weight("default").detach())
@@ -309,18 +323,20 @@ def adapted_layers(model: Any) -> dict[str, Any]:
     Experts that are fused into one parameter have an adapter for each parameter, one wrapped around
     the other.
     """
-    return {
-        f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}": layer
-        for name, layer in model.named_modules()
-        if hasattr(layer, "lora_A")
-    }
+    layers = {}
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            parameter = getattr(module, "parameter_name", "weight")
+            layers[f"{_WRAPPED.sub('', path)}.{parameter}"] = module
+    return layers
 
 
 def _merge_head(model: Any) -> None:
     """Untie a head or embeddings that the adapter changes, and merge the head into one plain
     matrix.
     """
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
     if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
         return
     from torch import nn
@@ -335,9 +351,10 @@ def _merge_head(model: Any) -> None:
         model.set_output_embeddings(base)
 
 
-def _local(name: str) -> Path | None:
+def _local_folder(name: str) -> Path | None:
     """The local folder of an adapter; None for a name on the hub."""
     path = Path(name).expanduser()
+    # A name on the hub is OWNER/NAME.
     if not (path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1):
         return None
     if not (path / _CONFIG).is_file():
@@ -362,11 +379,11 @@ def _from_hub(name: str) -> Path:
 def _digest(scales: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> str:
     import torch
 
-    found = hashlib.sha256(json.dumps(scales, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(scales, sort_keys=True).encode())
     for name, weight in sorted(weights.items()):
-        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        found.update(weight.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

@@ -27,40 +27,46 @@ HONOURED_BY = {
 }
 
 
-def unsupported_features(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+def unsupported_features(implementation: str, required: tuple[str, ...]) -> tuple[str, ...]:
     """The required features that an implementation silently drops."""
-    return tuple(
-        name for name in asked if not any(part in implementation for part in HONOURED_BY[name])
-    )
+    dropped = []
+    for feature in required:
+        if not any(part in implementation for part in HONOURED_BY[feature]):
+            dropped.append(feature)
+    return tuple(dropped)
 
 
 def required_features(model: Any) -> tuple[str, ...]:
     """The features of `HONOURED_BY` that a Hugging Face model requires of its attention."""
-    config = model.config.get_text_config()
-    asked = [_SOFTCAP] if getattr(config, _SOFTCAP, None) else []
+    features = []
+    if getattr(model.config.get_text_config(), _SOFTCAP, None):
+        features.append(_SOFTCAP)
     if any(name.endswith(f".{_SINKS}") for name, _ in model.named_parameters()):
-        asked.append(_SINKS)
-    return tuple(asked)
+        features.append(_SINKS)
+    return tuple(features)
 
 
 def attention_facts(model: Any) -> dict[str, str]:
-    """For a manifest: the features that a model's attention leaves out; empty if none."""
-    left_out = unsupported_features(model.config._attn_implementation, required_features(model))
-    return {"attention_leaves_out": ", ".join(left_out)} if left_out else {}
+    """What a manifest records: the features that a model's attention leaves out; empty if none."""
+    implementation = model.config._attn_implementation
+    dropped = unsupported_features(implementation, required_features(model))
+    return {"attention_leaves_out": ", ".join(dropped)} if dropped else {}
 
 
 def attention_warning(side: Mapping[str, Any]) -> str:
     """One sentence about a side's attention, from its manifest; empty if nothing is wrong."""
     if not side.get("attention_leaves_out"):
         return ""
-    engine = "engine" in side
-    who, flag = (
-        ("rollout engine", "--engine-arg attn_implementation=")
-        if engine
-        else ("trainer", "attn = ")
-    )
+    if "engine" in side:
+        who = "rollout engine"
+        implementation = side["attention_backend"]
+        setting = "--engine-arg attn_implementation="
+    else:
+        who = "trainer"
+        implementation = side["attn_implementation"]
+        setting = "attn = "
     return (
-        f"The {who}'s {side['attention_backend' if engine else 'attn_implementation']} attention "
+        f"The {who}'s {implementation} attention "
         f"leaves out {side['attention_leaves_out']}, which {side['model']} needs: its "
-        f"log-probabilities are not the model's. Use {flag}{SAFE}."
+        f"log-probabilities are not the model's. Use {setting}{SAFE}."
     )

@@ -61,7 +61,8 @@ def load_causal_lm(
             loaded, info = _spread(model, options, sharding)
         else:
             loaded, info = _from_pretrained(model, options)
-            loaded = loaded if device is None else loaded.to(device)
+            if device is not None:
+                loaded = loaded.to(device)
         # sdpa, transformers' choice, silently drops an attention soft cap, and log π changes.
         # A trainer's model that is not loaded here would keep it.
         if attn_implementation is None and attention_facts(loaded):
@@ -71,7 +72,7 @@ def load_causal_lm(
     except Exception as error:  # transformers raises all kinds of errors for damaged checkpoints
         if is_lost_rank(error):
             raise
-        raise MismatchError(_why(model, error)) from error
+        raise MismatchError(_explain_failure(model, error)) from error
     _check_complete(model, info)
     return loaded.eval()
 
@@ -139,16 +140,17 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
 
     from mismatch_cli.models.sharding import add_plan, prepare_for_passes
 
-    config, dtype = load_config(model), options["dtype"]
-    computes = config.dtype if dtype == "auto" else getattr(torch, dtype)
-    if computes is None:
+    config = load_config(model)
+    dtype = options["dtype"]
+    compute_dtype = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    if compute_dtype is None:
         raise MismatchError(
             f"{model} does not record the dtype of its weights. Name it with --trainer-dtype."
         )
     add_plan(config, model)
-    with sharding.policy(computes):
+    with sharding.policy(compute_dtype):
         loaded, info = _from_pretrained(model, options | sharding.options(config, dtype))
-    return prepare_for_passes(loaded, sharding, computes), info
+    return prepare_for_passes(loaded, sharding, compute_dtype), info
 
 
 @contextmanager
@@ -158,25 +160,27 @@ def _quiet() -> Iterator[None]:
     """
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    has_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
+        if has_bars:
             logging.enable_progress_bar()
 
 
-def _why(model: str, error: Exception) -> str:
+def _explain_failure(model: str, error: Exception) -> str:
+    """What the user should know about an error of transformers, in one sentence."""
     import torch
 
-    reason = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-    if refused := custom_code.refusal(model, error):
-        return refused
+    lines = str(error).strip().splitlines()
+    reason = lines[0].strip() if lines else type(error).__name__
+    refusal = custom_code.refusal(model, error)
+    if refusal:
+        return refusal
     if "Unrecognized configuration class" in reason:
         return (
             f"{model} is not a causal language model. Name a model that generates text from left "
@@ -237,11 +241,13 @@ def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tens
 
     from mismatch_cli.models.sharding import local_shard
 
-    parts = [local_shard(weight.detach()) for weight in model.parameters()]
-    kept = [(part, part.clone()) for part in parts]
-    for part in parts:
-        part.copy_(part.to(getattr(torch, dtype)))
-    return kept
+    before = []
+    for weight in model.parameters():
+        shard = local_shard(weight.detach())
+        before.append((shard, shard.clone()))
+    for shard, _ in before:
+        shard.copy_(shard.to(getattr(torch, dtype)))
+    return before
 
 
 def load_tokenizer(model: str) -> Any:
@@ -259,13 +265,13 @@ def load_tokenizer(model: str) -> Any:
         custom_code.note(model, tokenizer)
     except (MismatchError, MemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # transformers and huggingface_hub raise all kinds of errors for damaged files
+    # transformers and huggingface_hub raise all kinds of errors for damaged files.
+    except Exception as error:
         raise MismatchError(
             custom_code.refusal(model, error)
-            or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
-            "Name a model folder with config.json and tokenizer files, or a hub name."
+            or f"{model}: the model's configuration or tokenizer cannot be loaded "
+            f"({first_line(error)}). Name a model folder with config.json and tokenizer files, or "
+            "a hub name."
         ) from error
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     largest = max(tokenizer.get_vocab().values(), default=0)
@@ -360,11 +366,14 @@ def _names_code(path: Path) -> bool:
 
 def _has_key(content: Any, name: str) -> bool:
     """Whether a JSON object, or one inside it, has this key."""
-    if isinstance(content, list):
-        return any(_has_key(item, name) for item in content)
-    return isinstance(content, dict) and (
-        name in content or any(_has_key(item, name) for item in content.values())
-    )
+    items = content
+    if isinstance(content, dict):
+        if name in content:
+            return True
+        items = content.values()
+    elif not isinstance(content, list):
+        return False
+    return any(_has_key(item, name) for item in items)
 
 
 def check_model_folder(model: str) -> None:
@@ -388,9 +397,10 @@ def check_model_folder(model: str) -> None:
         raise MismatchError(
             f"{path} is not a model folder: it has no config.json. Save it with save_pretrained."
         )
-    read = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".bin"))
-    if closed := [file for file in read if not os.access(file, os.R_OK)]:
-        raise denied(closed[0])  # libraries report such a file as missing
+    for file in path.iterdir():
+        is_read = file.suffix in (".json", ".safetensors", ".bin")
+        if is_read and not os.access(file, os.R_OK):
+            raise denied(file)  # libraries report such a file as missing
     _check_config(path / "config.json")
 
 
@@ -406,9 +416,11 @@ def _check_config(path: Path) -> None:
         ) from error
     if not isinstance(config, dict):
         raise MismatchError(f"{path} is not a JSON object. Save the model with save_pretrained.")
-    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+    sections = [config, *(value for value in config.values() if isinstance(value, dict))]
+    for section in sections:
         for name, value in section.items():
-            if _COUNTS_MODULES.search(name) and isinstance(value, int) and value > _MOST_MODULES:
+            is_excessive = isinstance(value, int) and value > _MOST_MODULES
+            if is_excessive and _COUNTS_MODULES.search(name):
                 raise MismatchError(
                     f"{path} sets {name} to {value}, and no model has so many. Correct the file."
                 )

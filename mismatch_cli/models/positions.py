@@ -17,24 +17,25 @@ def first_context(config: Any) -> int | None:
     changes.
     """
     text = config.get_text_config()
-    named = getattr(text, "rope_parameters", None) or {}
+    ropes = getattr(text, "rope_parameters", None) or {}
+    # A model may have one set of parameters, or one for each kind of layer.
+    if not all(isinstance(value, dict) for value in ropes.values()):
+        ropes = {"": ropes}
     lengths = []
-    for rope in (
-        named.values() if all(isinstance(part, dict) for part in named.values()) else (named,)
-    ):
+    for rope in ropes.values():
         # LongRoPE and dynamic NTK scale positions by the longest sequence of a batch.
         # Beyond the context of the first training, log π of a token depends on its neighbours.
         if rope.get("rope_type") == "longrope":
-            known = rope.get("original_max_position_embeddings")
-            lengths.append(known or getattr(text, "original_max_position_embeddings", None))
+            own_length = rope.get("original_max_position_embeddings")
+            lengths.append(own_length or getattr(text, "original_max_position_embeddings", None))
         elif rope.get("rope_type") == "dynamic":
             lengths.append(text.max_position_embeddings)
-    return min((int(length) for length in lengths if length), default=None)
+    return min(map(int, filter(None, lengths)), default=None)
 
 
 def positions_facts(config: Any) -> dict[str, int]:
-    """For a manifest: the length up to which positions do not depend on it; empty if they never
-    do.
+    """What a manifest records: the length up to which positions do not depend on it; empty if
+    they never do.
     """
     length = first_context(config)
     return {} if length is None else {_FACT: length}
@@ -44,7 +45,8 @@ def rescaling_warning(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) ->
     """One sentence if the engine's context is so long that positions depend on the length; else
     empty.
     """
-    length, context = trainer.get(_FACT), rollout.get("max_model_len")
+    length = trainer.get(_FACT)
+    context = rollout.get("max_model_len")
     if not (length and context and context > length):
         return ""
     flag = f"--engine-arg max_model_len={length} (train: max_context_tokens = {length})"

@@ -30,7 +30,7 @@ def _of_all(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
 
 
 def _of_all_to_1(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
-    """The same, scaled to sum to 1 (Qwen3-MoE, Mixtral)."""
+    """Softmax over all experts, scaled to sum to 1 (Qwen3-MoE, Mixtral)."""
     weight_NK = _of_all(logits_NE, chosen_NK)
     return weight_NK / weight_NK.sum(-1, keepdim=True)
 
@@ -53,18 +53,19 @@ class Routers:
     """
 
     def __init__(self, model: Any) -> None:
-        found = [(name, module) for name, module in model.named_modules() if _is_router(module)]
-        self._modules = [module for _, module in found]
-        self.layers = [
-            int(numbers[0]) if (numbers := _LAYER.findall(name)) else at
-            for at, (name, _) in enumerate(found)
-        ]
+        self._modules: list[Any] = []
+        self.layers: list[int] = []
+        for name, module in model.named_modules():
+            if _is_router(module):
+                numbers = _LAYER.findall(name)
+                self.layers.append(int(numbers[0]) if numbers else len(self._modules))
+                self._modules.append(module)
         self.experts = max((int(module.num_experts) for module in self._modules), default=0)
         self.top_k = max((int(module.top_k) for module in self._modules), default=0)
         self._name = type(model).__name__
-        self._weighings = [_WEIGHINGS] * len(found)  # the possible ones of each router
+        self._weighings = [_WEIGHINGS] * len(self._modules)  # the possible ones of each router
         self._prescribed_NMK: Tensor | None = None
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._last_choices: dict[int, tuple[Tensor, Tensor]] = {}  # experts and margins, by router
         self._hooks: list[Any] = []
 
     @classmethod
@@ -81,28 +82,23 @@ class Routers:
         if routers is None:
             return None
         routers.listen()
+        one_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         try:
             with torch.inference_mode():
-                model(
-                    input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device),
-                    use_cache=False,
-                )
+                model(input_ids=one_token, use_cache=False)
             routers.choices()
-        except (
-            MismatchError,
-            KeyError,
-        ):  # an unknown kind of router, or one that the pass did not reach
+        # An unknown kind of router, or one that the pass did not reach.
+        except (MismatchError, KeyError):
             routers.stop()
             return None
         return routers
 
     def listen(self) -> None:
         """Record what the routers choose from now on."""
-        if not self._hooks:
-            self._hooks = [
-                m.register_forward_hook(partial(self._route, i))
-                for i, m in enumerate(self._modules)
-            ]
+        if self._hooks:
+            return
+        for place, module in enumerate(self._modules):
+            self._hooks.append(module.register_forward_hook(partial(self._route, place)))
 
     def stop(self) -> None:
         """Remove the hooks from the model."""
@@ -111,7 +107,7 @@ class Routers:
         self._hooks = []
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest."""
+        """What a manifest records of the routers."""
         return {
             "num_experts": self.experts,
             "experts_per_token": self.top_k,
@@ -138,14 +134,19 @@ class Routers:
         likely first, and the margins `[N, M]`: the logit of the last chosen expert minus that of
         the first one left out.
         """
-        seen = [self._seen[place] for place in range(len(self._modules))]
-        device = seen[0][0].device  # layers may be on several devices
-        chosen, margins = ([part.to(device) for part in parts] for parts in zip(*seen, strict=True))
+        chosen: list[Tensor] = []
+        margins: list[Tensor] = []
+        for place in range(len(self._modules)):
+            chosen_NK, margin_N = self._last_choices[place]
+            # Layers may be on several devices.
+            device = chosen[0].device if chosen else chosen_NK.device
+            chosen.append(chosen_NK.to(device))
+            margins.append(margin_N.to(device))
         return torch.stack(chosen, 1), torch.stack(margins, 1)
 
     def _route(self, place: int, _module: Any, _inputs: Any, output: Any) -> Any:
-        logits_NE, weight_NK, chosen_NK = self._understood(output)
-        self._seen[place] = _ranked(logits_NE.detach(), chosen_NK.detach())
+        logits_NE, weight_NK, chosen_NK = self._unpack(output)
+        self._last_choices[place] = _rank(logits_NE.detach(), chosen_NK.detach())
         if self._prescribed_NMK is None:
             return output
         prescribed_NK = self._prescribed_NMK[:, place].to(chosen_NK.device)
@@ -163,7 +164,8 @@ class Routers:
             chosen_NK.index_copy(0, rows_U, prescribed_UK.to(chosen_NK.dtype)),
         )
 
-    def _understood(self, output: Any) -> Sequence[Tensor]:
+    def _unpack(self, output: Any) -> Sequence[Tensor]:
+        """Logits, weights and experts; a `MismatchError` if a router returns anything else."""
         if isinstance(output, tuple) and len(output) == 3 and output[1].shape == output[2].shape:
             return output
         raise MismatchError(
@@ -180,13 +182,15 @@ class Routers:
         """
         possible = self._weighings[place]
         if len(possible) > 1:
+            equal = []
             with torch.no_grad():
                 # A router is known only if recomputing its own weights gives the same bits.
                 # Any other way to weigh experts would be a mismatch of our own.
-                made = ((weigh, weigh(logits_NE, chosen_NK).to(weight_NK)) for weigh in possible)
-                possible = self._weighings[place] = tuple(
-                    w for w, own_NK in made if torch.equal(own_NK, weight_NK)
-                )
+                for weigh in possible:
+                    if torch.equal(weigh(logits_NE, chosen_NK).to(weight_NK), weight_NK):
+                        equal.append(weigh)
+            possible = tuple(equal)
+            self._weighings[place] = possible
         if not possible:
             raise MismatchError(
                 f"{self._name} weighs experts in an unknown way, so routes cannot be replayed in "
@@ -196,14 +200,11 @@ class Routers:
 
 
 def _is_router(module: Any) -> bool:
-    return (
-        bool(_ROUTER.search(type(module).__name__))
-        and hasattr(module, "top_k")
-        and hasattr(module, "num_experts")
-    )
+    is_named_so = bool(_ROUTER.search(type(module).__name__))
+    return is_named_so and hasattr(module, "top_k") and hasattr(module, "num_experts")
 
 
-def _ranked(logits_NE: Tensor, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
+def _rank(logits_NE: Tensor, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
     """The chosen experts by their logits, and the margin of the last one over the first one left
     out, float32.
 

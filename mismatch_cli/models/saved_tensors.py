@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLED_INDEX, _PICKLED = "pytorch_model.bin.index.json", "pytorch_model.bin"
+# What a folder of the hub needs to be loaded; not the weights of other frameworks.
+_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.py", "*.jinja"]
 
 
 class SavedTensors:
@@ -29,7 +31,8 @@ class SavedTensors:
     """
 
     def __init__(self, model: str) -> None:
-        self.model, self.folder = model, model_folder(model)
+        self.model = model
+        self.folder = model_folder(model)
         self.files: Mapping[str, Path] = {}  # by tensor name
         with _readable(model):
             self.files = _files_of(self.folder)
@@ -40,10 +43,11 @@ class SavedTensors:
             return read_tensor(self.files[name], name)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        mapped = _mapped(path := self.files[name])
-        return tuple(
-            mapped[name].shape if path.suffix == ".bin" else mapped.get_slice(name).get_shape()
-        )
+        path = self.files[name]
+        mapped = _mapped(path)
+        if path.suffix == ".bin":
+            return tuple(mapped[name].shape)
+        return tuple(mapped.get_slice(name).get_shape())
 
 
 def tensor_names(path: Path) -> list[str]:
@@ -63,6 +67,7 @@ def tied_names(model: str) -> dict[str, str]:
     the embeddings'.
     """
     tied = dict(_empty(model).all_tied_weights_keys)
+    # In both directions: the folder may hold either of the two names.
     return tied | {source: target for target, source in tied.items()}
 
 
@@ -94,11 +99,7 @@ def model_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.py", "*.jinja"]
-            )
-        )
+        return Path(snapshot_download(model, allow_patterns=_PATTERNS))
     except Exception as error:  # hub clients raise all kinds of errors
         raise MismatchError(
             f"{model} is not a local folder, and the Hugging Face hub cannot provide it "
@@ -134,6 +135,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _mapped(path: Path) -> Any:
+    # Tensors are read one at a time, and opening a file takes longer than reading one of them.
     return _mapped_once(str(path), path.stat().st_mtime_ns)
 
 

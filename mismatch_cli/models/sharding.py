@@ -24,8 +24,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.ranks import World
 
 R = TypeVar("R")
-# Hidden states [B, L, H], weight [V, H] and bias [V] of the head
-Look = Callable[[Tensor, Tensor, Tensor | None], R]
+# A function of the last hidden states [B, L, H], and of weight [V, H] and bias [V] of the head
+AtHead = Callable[[Tensor, Tensor, Tensor | None], R]
 # `model.layers.3.` for what is inside a layer, else empty
 _UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")
 # transformers' term: a module's weight is gathered only while it computes
@@ -57,9 +57,13 @@ class Sharding:
                 "Spreading a model over ranks needs transformers 5.19 or newer: pip install "
                 "'transformers>=5.19'"
             ) from error
-        found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
-        options = {"config": config, "distributed_config": found}
-        return options | ({"dtype": torch.float32} if self.learns else {"dtype": dtype})
+        return {
+            "config": config,
+            "distributed_config": DistributedConfig(
+                fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload
+            ),
+            "dtype": torch.float32 if self.learns else dtype,
+        }
 
     @contextmanager
     def policy(self, dtype: torch.dtype) -> Iterator[None]:
@@ -71,15 +75,17 @@ class Sharding:
         from torch.distributed.fsdp import MixedPrecisionPolicy
         from transformers.distributed import fsdp, mixin
 
-        computes = dtype if self.learns else None
-        policy = MixedPrecisionPolicy(computes, torch.float32, cast_forward_inputs=False)
-        plain, spread = fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism
-        fsdp.fully_shard = partial(plain, mp_policy=policy)
-        mixin.apply_fully_sharded_data_parallelism = partial(_spread_tied, spread)
+        compute_dtype = dtype if self.learns else None
+        policy = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
+        shard_module = fsdp.fully_shard
+        spread_model = mixin.apply_fully_sharded_data_parallelism
+        fsdp.fully_shard = partial(shard_module, mp_policy=policy)
+        mixin.apply_fully_sharded_data_parallelism = partial(_spread_tied, spread_model)
         try:
             yield
         finally:
-            fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism = plain, spread
+            fsdp.fully_shard = shard_module
+            mixin.apply_fully_sharded_data_parallelism = spread_model
 
 
 def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
@@ -104,15 +110,16 @@ def add_plan(config: Any, name: str) -> None:
 
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
-    paths = {module: path for path, module in model.base_model.named_modules()}
-    if {_numbered(path) for path in paths.values()} & {
-        key for key in config.base_model_fsdp_plan or {} if "*" in key
-    }:
-        return  # otherwise it is the default of all configurations, with Llama's layer names
-    layers = set(model._no_split_modules or ())
-    plan = {
-        _numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers
-    }
+    layer_classes = set(model._no_split_modules or ())
+    paths = set()
+    plan = {}
+    for path, module in model.base_model.named_modules():
+        paths.add(_with_stars(path))
+        if type(module).__name__ in layer_classes:
+            plan[_with_stars(path)] = _FREE
+    # A plan without such a path is the default of all configurations, with Llama's layer names.
+    if any("*" in path and path in paths for path in config.base_model_fsdp_plan or ()):
+        return
     if not plan:
         raise MismatchError(
             f"{name} ({type(model).__name__}) does not say which of its modules are layers, so "
@@ -122,7 +129,7 @@ def add_plan(config: Any, name: str) -> None:
     config.base_model_fsdp_plan = plan
 
 
-def _numbered(path: str) -> str:
+def _with_stars(path: str) -> str:
     """The path with a star for every number, as plans write it."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
@@ -144,7 +151,7 @@ def prepare_for_passes(model: Any, sharding: Sharding, dtype: torch.dtype) -> An
                 weight.copy_(weight.to(dtype))
     for module in _managed(model):
         assert isinstance(module, FSDPModule)
-        # The loss is divided by the whole minibatch: parts add up
+        # The loss is divided by the whole minibatch, so ranks add their gradients up.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     head = model.get_output_embeddings()
@@ -163,33 +170,35 @@ def _managed(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
+def _pass_through(model: Any, inputs: Mapping[str, Tensor], at_head: AtHead[R]) -> R:
     decoded = model.get_decoder()(**inputs, use_cache=False)
-    found: R = model.get_output_embeddings()(decoded.last_hidden_state, look)
-    return found
+    result: R = model.get_output_embeddings()(decoded.last_hidden_state, at_head)
+    return result
 
 
 def _head_forward(
-    head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tensor, look: Any = None
+    head: Any, own_forward: Callable[[Tensor], Tensor], hidden_BLH: Tensor, at_head: Any = None
 ) -> Any:
-    return plain(hidden_BLH) if look is None else look(hidden_BLH, head.weight, head.bias)
+    if at_head is None:
+        return own_forward(hidden_BLH)
+    return at_head(hidden_BLH, head.weight, head.bias)
 
 
-def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
-    """One pass of a model, spread or whole, over these inputs of its decoder.
+def pass_through(model: Any, inputs: Mapping[str, Tensor], at_head: AtHead[R]) -> R:
+    """One forward pass of a model, spread or whole, over these inputs of its decoder.
 
-    Returns what `look` makes of the hidden states and the head's weights.
+    Returns what `at_head` makes of the hidden states and the head's weights.
 
     If the model is spread, every rank must call it equally often, and, with gradients enabled,
     backpropagate through the result (tensors, or tuples of them).
     """
-    if not hasattr(model, "pass_through"):
+    if not is_spread(model):
         head = model.get_output_embeddings()
         decoded = model.get_decoder()(**inputs, use_cache=False)
-        return look(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
-    found: R = model.pass_through(inputs, look)
+        return at_head(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
+    result: R = model.pass_through(inputs, at_head)
     free_gathered_weights(model)
-    return found
+    return result
 
 
 def without_gradients(model: Any) -> Any:
@@ -221,22 +230,26 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def local_shard(weight: Tensor) -> Tensor:
-    """This rank's part of a weight."""
+    """This rank's shard of a weight."""
     from torch.distributed.tensor import DTensor
 
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def shard_like(weight: Tensor, part: Tensor) -> Tensor:
-    """This rank's part as a tensor that is spread like a weight."""
+def shard_like(weight: Tensor, shard: Tensor) -> Tensor:
+    """This rank's shard as a tensor that is spread like a weight."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(weight, DTensor):
-        return part
-    part = part.to(weight.to_local().device)
-    mesh, placements = weight.device_mesh, weight.placements
+        return shard
+    shard = shard.to(weight.to_local().device)
     return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride()
+        shard,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
     )
 
 
@@ -267,13 +280,14 @@ class WholeWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self._state, self._dtype = state, dtype
+        self._state = state
+        self._dtype = dtype
 
     def __getitem__(self, name: str) -> Tensor:
         return whole(self._state[name]).to(self._dtype)
 
     def shape(self, name: str) -> torch.Size:
-        """That of the whole weight, without gathering it; an adapter changes none."""
+        """The shape of a whole weight, without gathering it; an adapter changes none."""
         state: Mapping[str, Tensor] = getattr(self._state, "base", self._state)
         return state[name].shape
 
@@ -286,7 +300,8 @@ class WholeWeights(Mapping[str, Tensor]):
 
 def whole_state(model: Any) -> Mapping[str, Tensor]:
     """The state of a model, perhaps with an adapter merged, in its compute dtype."""
-    learning, state = getattr(model, "learning", model), model.state_dict()
+    learning = getattr(model, "learning", model)
+    state: Mapping[str, Tensor] = model.state_dict()
     return WholeWeights(state, learning.computes) if is_spread(learning) else state
 
 
@@ -299,7 +314,8 @@ def saved_state(model: Any) -> Mapping[str, Tensor]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    learning, state = getattr(model, "learning", model), whole_state(model)
+    learning = getattr(model, "learning", model)
+    state = whole_state(model)
     if not is_spread(learning):
         # transformers fuses experts and renames old weights when it loads.
         # Engines look for the names in the folder, and would not find these.
@@ -316,23 +332,28 @@ class _SavedLayers(Mapping[str, Tensor]):
     def __init__(self, learning: Any, state: WholeWeights) -> None:
         from transformers.core_model_loading import revert_weight_conversion
 
-        self._learning, self._state, self._revert = learning, state, revert_weight_conversion
-        self._layers = _by_layer(state)
+        self._learning = learning
+        self._state = state
+        self._revert = revert_weight_conversion
+        self._names = _by_layer(state)
         self._home = {}  # the layer of each name in the folder
-        for layer, names in self._layers.items():
-            for saved in revert_weight_conversion(
-                learning, {name: torch.empty(state.shape(name), device="meta") for name in names}
-            ):
-                self._home[saved] = layer
-        self._held: tuple[str, Mapping[str, Tensor]] = "", {}
+        for layer, names in self._names.items():
+            shapes = {name: torch.empty(state.shape(name), device="meta") for name in names}
+            for saved_name in revert_weight_conversion(learning, shapes):
+                self._home[saved_name] = layer
+        self._layer = ""  # the one whose weights are here
+        self._weights: Mapping[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         layer = self._home[name]
-        if self._held[0] != layer:
-            self._held = "", {}  # the one before may go first
-            part = {inner: self._state[inner] for inner in self._layers[layer]}
-            self._held = layer, self._revert(self._learning, part)
-        return self._held[1][name]
+        if self._layer != layer:
+            # The layer before goes first, so that only one takes memory.
+            self._layer = ""
+            self._weights = {}
+            gathered = {inner: self._state[inner] for inner in self._names[layer]}
+            self._weights = self._revert(self._learning, gathered)
+            self._layer = layer
+        return self._weights[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._home)
@@ -365,12 +386,13 @@ def gather_on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tens
     """The whole state in the first rank's main memory, gathered one weight at a time; empty on
     other ranks.
     """
-    kept = {}
+    weights = {}
     for name in state:
+        # Every rank takes part in gathering it.
         weight = state[name]
         if world.first:
-            kept[name] = weight.cpu()
-    return kept
+            weights[name] = weight.cpu()
+    return weights
 
 
 def pad_for_all_ranks(batches: Sequence[list[int]], world: World) -> list[list[int]]:
@@ -379,4 +401,7 @@ def pad_for_all_ranks(batches: Sequence[list[int]], world: World) -> list[list[i
     """
     # Every pass communicates: a rank with fewer of them would leave the others waiting.
     most = max(world.gather(len(batches)))
-    return [*batches, *([] for _ in range(most - len(batches)))]
+    padded = list(batches)
+    while len(padded) < most:
+        padded.append([])
+    return padded

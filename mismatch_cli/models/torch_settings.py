@@ -31,8 +31,9 @@ def prepare_imports() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     broken = [name for name in _TORCH_COMPANIONS if name not in sys.modules and _is_broken(name)]
     for name in broken:
-        for loaded in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
-            del sys.modules[loaded]
+        for module in list(sys.modules):
+            if module == name or module.startswith(f"{name}."):
+                del sys.modules[module]
         sys.modules[name] = None  # type: ignore[assignment]  # `import name` now raises ImportError
     if broken:
         _hide_in_children(broken)
@@ -52,8 +53,8 @@ def _hide_in_children(names: list[str]) -> None:
     # vLLM inspects models in a child process, which imports transformers as this one does.
     # Without the same shims, the import fails there (base/subprocess_site/).
     os.environ["MISMATCH_CLI_HIDDEN_MODULES"] = ",".join(names)
-    paths = [str(_SUBPROCESS_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [str(_SUBPROCESS_SITE), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 # Common ones; an engine may have more
@@ -65,17 +66,17 @@ _SMALL_MODEL_BYTES = 200_000_000
 _MOST_THREADS = 4096
 
 
-def set_threads(asked: int | None, model: str) -> int:
-    """Set torch's CPU threads: the given number, or one for a small model (more would wait for
-    each other).
+def set_threads(threads: int | None, model: str) -> int:
+    """Set torch's CPU threads: this number, or one for a small model (more would wait for each
+    other).
     """
     import torch
 
-    if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
-        asked = 1
-    if asked is not None:
-        check_threads(asked)
-        torch.set_num_threads(asked)
+    if threads is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
+        threads = 1
+    if threads is not None:
+        check_threads(threads)
+        torch.set_num_threads(threads)
     return torch.get_num_threads()
 
 
@@ -84,18 +85,21 @@ def sends_rounded(trainer_dtype: object, engine_dtype: object) -> bool:
     return trainer_dtype == "float32" and engine_dtype in SIXTEEN_BITS
 
 
-def check_threads(asked: int | None) -> None:
+def check_threads(threads: int | None) -> None:
     """A `UsageError` for a number with which torch would abort the process."""
-    if asked is not None and asked > _MOST_THREADS:
+    if threads is not None and threads > _MOST_THREADS:
         raise UsageError(
-            f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here."
+            f"--threads {threads} is more than any machine has. Use at most {os.cpu_count()} here."
         )
 
 
 def _weight_bytes(model: str) -> float:
+    """The size of a local model's files; infinite if there are none."""
     folder = Path(model)
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
-    return sum(f.stat().st_size for f in files) if files else float("inf")
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    if not files:
+        return float("inf")
+    return sum(file.stat().st_size for file in files)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,16 @@ _LONGEST = 200  # characters
 
 
 def weights_facts(config: Any) -> dict[str, str]:
-    """For a manifest; empty if config.json says nothing."""
+    """What a manifest records of the weights; empty if config.json says nothing."""
     note = getattr(config, KEY, None)
-    return {KEY: note[:_LONGEST]} if isinstance(note, str) and note else {}
+    if not isinstance(note, str) or not note:
+        return {}
+    return {KEY: note[:_LONGEST]}
 
 
 def weights_sentence(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """One sentence for reports; empty if neither side has a note."""
-    side = trainer if trainer.get(KEY) else rollout
-    return f"The weights of {side['model']} are {side[KEY]}." if side.get(KEY) else ""
+    for side in (trainer, rollout):
+        if side.get(KEY):
+            return f"The weights of {side['model']} are {side[KEY]}."
+    return ""

@@ -18,7 +18,9 @@ def not_negative(**thresholds: float) -> None:
 
 def sides(letter: str, low: float, high: float) -> dict[str, float]:
     """The two sides of a threshold by their letters; only the letter if both are equal."""
-    return {letter: low} if low == high else {f"{letter}_low": low, f"{letter}_high": high}
+    if low == high:
+        return {letter: low}
+    return {f"{letter}_low": low, f"{letter}_high": high}
 
 
 def shares(**thresholds: float) -> None:
@@ -53,9 +55,8 @@ def signed(divergence_T: Array, log_ratio_T: Array) -> Array:
     """
     # p − q underflows to 0 for rare tokens, where log p − log q still has the right sign.
     # With the sign of 0, the mask would block updates on the wrong side of the threshold.
-    return fill_where(
-        namespace(divergence_T).copysign(divergence_T, log_ratio_T), log_ratio_T == 0, 0.0
-    )
+    signed_T = namespace(divergence_T).copysign(divergence_T, log_ratio_T)
+    return fill_where(signed_T, log_ratio_T == 0, 0.0)
 
 
 def outward(
@@ -68,11 +69,14 @@ def outward(
     """
     # numpy, like torch, converts a Python number to the dtype of the array beside it.
     # So thresholds decide in float32 in analysis and training; as float64 arrays they would not.
-    return ((advantage_T > 0) & (statistic_T > high)) | ((advantage_T < 0) & (statistic_T < -low))
+    rises_T = (advantage_T > 0) & (statistic_T > high)
+    falls_T = (advantage_T < 0) & (statistic_T < -low)
+    return rises_T | falls_T
 
 
 def one_sided(statistic_T: Array, advantage_T: Array, *, low: float, high: float) -> Decision:
     """Block A > 0 where the statistic is above `high`, and A < 0 where it is below −`low`;
     equality is kept.
     """
-    return Decision(~outward(statistic_T, advantage_T, low=low, high=high), statistic_T)
+    blocked_T = outward(statistic_T, advantage_T, low=low, high=high)
+    return Decision(~blocked_T, statistic_T)

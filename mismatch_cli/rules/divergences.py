@@ -38,11 +38,9 @@ from mismatch_cli.base.arrays import (
 )
 
 _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
-# By bytes: the first omitted term is below half a unit in the last place
-_SERIES_TERMS = {4: 5, 8: 10}
-_SERIES = {
-    size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()
-}
+_COEFFICIENTS = [1 / factorial(k + 2) for k in range(10)]  # of φ(d) / d²
+# By the bytes of a float. The first omitted term is below half a unit in the last place.
+_SERIES = {4: _COEFFICIENTS[:5], 8: _COEFFICIENTS}
 BLOCK = 2**17  # entries of top-K columns per block: half a megabyte each, which stays in cache
 _BLOCK_TOKENS = 2**16  # tokens per block of the sampled token's columns
 
@@ -58,54 +56,63 @@ class SampledToken:
     @cached_property
     def difference_T(self) -> Array:
         """π − μ, signed."""
-        return _joined([block.difference_T for block in self._blocks])
+        return self._joined("difference_T")
 
     @cached_property
     def binary_kl_T(self) -> Array:
-        """Nats."""
-        return _joined([block.binary_kl_T for block in self._blocks])
+        """Binary KL(μ‖π), nats."""
+        return self._joined("binary_kl_T")
 
     @cached_property
     def log_odds_gap_T(self) -> Array:
         """log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no others did."""
-        return _joined([block.d_T - block.y_T for block in self._blocks])
+        return self._joined("log_odds_gap_T")
 
     @cached_property
     def rest_rollout_T(self) -> Array:
         """1 − μ."""
-        return _joined([block.rest_rollout_T for block in self._blocks])
+        return self._joined("rest_rollout_T")
 
     @cached_property
     def rest_trainer_T(self) -> Array:
         """1 − π."""
-        return _joined([block.rest_trainer_T for block in self._blocks])
+        return self._joined("rest_trainer_T")
 
     @cached_property
     @silent
     def k3_T(self) -> Array:
         """φ(d), nats."""
-        return _joined(
-            [
-                keep_or_compute(block.small_T, block.series_T, _plain_phi, block.d_T)
-                for block in self._blocks
-            ]
-        )
+        return self._joined("k3_T")
+
+    def _joined(self, column: str) -> Array:
+        """A column over all blocks; without a copy if there is only one."""
+        columns = [getattr(block, column) for block in self._blocks]
+        if len(columns) == 1:
+            return columns[0]
+        return namespace(columns[0]).concat(columns)
 
 
 @dataclass(frozen=True)
 class _Block:
+    """Quantities of some successive tokens: d = log π − log μ, y the same of the complements."""
+
     difference_T: Array
     binary_kl_T: Array
     rest_rollout_T: Array
     rest_trainer_T: Array
     d_T: Array
     y_T: Array
-    small_T: Array
+    small_T: Array  # whether the series of φ(d) is exact enough
     series_T: Array
 
+    @property
+    def log_odds_gap_T(self) -> Array:
+        return self.d_T - self.y_T
 
-def _joined(columns: Sequence[Array]) -> Array:
-    return columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns)
+    @property
+    def k3_T(self) -> Array:
+        """φ(d), to be read once: it may overwrite the series."""
+        return keep_or_compute(self.small_T, self.series_T, _plain_phi, self.d_T)
 
 
 @silent
@@ -118,24 +125,25 @@ def compare_sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> Sampl
     d − y.
     """
     tokens = len(logp_rollout_T)
-    parts = blocks(
-        tokens, _BLOCK_TOKENS if isinstance(logp_rollout_T, np.ndarray) else max(1, tokens)
-    )
+    # A dozen columns are computed one from the other, which in numpy is fastest in the cache.
+    # Tensors are computed as one block.
+    rows = _BLOCK_TOKENS if isinstance(logp_rollout_T, np.ndarray) else max(1, tokens)
     return SampledToken(
-        [_sampled_token(_wide(logp_rollout_T[part]), _wide(logp_trainer_T[part])) for part in parts]
+        [
+            _compare_block(_wide(logp_rollout_T[block]), _wide(logp_trainer_T[block]))
+            for block in blocks(tokens, rows)
+        ]
     )
 
 
-def _sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
+def _compare_block(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
     d_T = logp_trainer_T - logp_rollout_T
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
-    small_T, series_T, mu_T = (
-        namespace(d_T).abs(d_T) < _SERIES_BELOW,
-        _phi_series(d_T),
-        _not_nothing(logp_rollout_T),
-    )
+    small_T = namespace(d_T).abs(d_T) < _SERIES_BELOW
+    series_T = _phi_series(d_T)
+    mu_T = _positive_probability(logp_rollout_T)
     kl_T = keep_or_compute(small_T, mu_T * series_T, _plain_kl_term, mu_T, difference_T, d_T)
     kl_T += _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
     return _Block(difference_T, kl_T, rest_mu_T, rest_pi_T, d_T, y_T, small_T, series_T)
@@ -171,22 +179,20 @@ def topk_divergences(
     """
     tokens, k = topk_logp_rollout_TK.shape
     rows = max(1, BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
-    columns = (
-        logp_rollout_T,
-        logp_trainer_T,
-        topk_logp_rollout_TK,
-        topk_logp_trainer_TK,
-        in_topk_T,
-    )
-    found = [
-        _topk_divergences(
-            *(contiguous(column[block]) for column in columns), replace_last=replace_last
+    columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK)
+    tv_blocks, kl_blocks = list[Array](), list[Array]()
+    for block in blocks(tokens, rows):
+        rollout_T, trainer_T, rollout_TK, trainer_TK = (
+            _wide(contiguous(column[block])) for column in columns
         )
-        for block in blocks(tokens, rows)
-    ]
-    tv, kl = zip(*found, strict=True)
+        in_block_T = contiguous(in_topk_T[block])
+        tv_T, kl_T = _topk_divergences(
+            rollout_T, trainer_T, rollout_TK, trainer_TK, in_block_T, replace_last=replace_last
+        )
+        tv_blocks.append(tv_T)
+        kl_blocks.append(kl_T)
     xp = namespace(logp_rollout_T)
-    return xp.concat(tv), xp.concat(kl)
+    return xp.concat(tv_blocks), xp.concat(kl_blocks)
 
 
 def _topk_divergences(
@@ -198,18 +204,16 @@ def _topk_divergences(
     *,
     replace_last: bool,
 ) -> tuple[Array, Array]:
-    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    topk_logp_rollout_TK, topk_logp_trainer_TK = (
-        _wide(topk_logp_rollout_TK),
-        _wide(topk_logp_trainer_TK),
-    )
     xp = namespace(logp_rollout_T)
-    alone_T = ~in_topk_T  # the sampled token is its own part
+    alone_T = ~in_topk_T  # the sampled token is a part of its own
     if replace_last:
         topk_logp_rollout_TK = copied(topk_logp_rollout_TK)
         topk_logp_rollout_TK[:, -1] = fill_where(topk_logp_rollout_TK[:, -1], alone_T, -inf)
-    mu_TK, mu_T = xp.exp(topk_logp_rollout_TK), _not_nothing(logp_rollout_T) * alone_T
+    mu_TK = xp.exp(topk_logp_rollout_TK)
+    mu_T = _positive_probability(logp_rollout_T) * alone_T
     d_TK = topk_logp_trainer_TK - topk_logp_rollout_TK
+    # d of a rank without mass is ∞ or NaN, and would pass that on to the sums.
+    # With d = 0 the rank adds nothing, and π's mass there counts among the others.
     if len(mu_TK) and not xp.min(mu_TK) > 0:
         d_TK = fill_where(d_TK, mu_TK == 0, 0.0)
     d_T = fill_where(logp_trainer_T - logp_rollout_T, in_topk_T, 0.0)
@@ -265,16 +269,19 @@ def phi(d: Array) -> Array:
 
 
 def _plain_phi(d: Array) -> Array:
+    """φ(d) as e^d − 1 − d, for |d| where that does not cancel."""
     return namespace(d).expm1(d) - d
 
 
 def _phi_series(d: Array) -> Array:
-    *lower, highest = _SERIES[d.dtype.itemsize]
+    """φ(d) for small |d|, by Horner's scheme; a new array."""
+    first, *middle, highest = _SERIES[d.dtype.itemsize]
+    # In place, since a dozen new columns would not stay in the cache
     series = d * highest
-    for coefficient in reversed(lower[1:]):
-        series += coefficient  # in place: a dozen new columns would not stay in cache
+    for coefficient in reversed(middle):
+        series += coefficient
         series *= d
-    series += lower[0]
+    series += first
     series *= d
     series *= d
     return series
@@ -290,10 +297,12 @@ def _kl_term(mu: Array, change: Array, d: Array) -> Array:
 
 
 def _plain_kl_term(mu: Array, change: Array, d: Array) -> Array:
+    """μ·φ(d) as (π − μ) − μ·d, for |d| where that does not cancel."""
     return change - mu * d
 
 
 def _difference(logp_rollout: Array, logp_trainer: Array, d: Array) -> Array:
+    """π − μ = ± max(μ, π) · (1 − e^−|d|), which neither cancels nor overflows."""
     xp = namespace(d)
     change = xp.expm1(-xp.abs(d))
     change *= xp.exp(xp.maximum(logp_rollout, logp_trainer))
@@ -323,20 +332,26 @@ def _plain_log_ratio(mu_T: Array, pi_T: Array) -> Array:
 
 
 def _others_kl(mu_T: Array, change_T: Array) -> Array:
+    """The term of all other tokens, whose mass is 1 − Σ; both masses clamped to its resolution."""
     xp = namespace(mu_T)
     resolution = 8 * float(xp.finfo(mu_T.dtype).eps)
     pi_T = clamp_min(mu_T + change_T, resolution)
     mu_T = clamp_min(mu_T, resolution)
-    known_T = (mu_T > resolution) & (pi_T > resolution)
-    change_T = xp.where(known_T, change_T, pi_T - mu_T)
+    # Where a mass was clamped, the change of the unclamped ones no longer fits
+    resolved_T = (mu_T > resolution) & (pi_T > resolution)
+    change_T = xp.where(resolved_T, change_T, pi_T - mu_T)
     return _kl_term(mu_T, change_T, _log_ratio(mu_T, pi_T, change_T))
 
 
-def _not_nothing(logp_T: Array) -> Array:
+def _positive_probability(logp_T: Array) -> Array:
     """p of a sampled token; a tiny value if it underflows, so that p·(−∞) is not NaN."""
     xp = namespace(logp_T)
     return clamp_min(xp.exp(logp_T), float(xp.finfo(logp_T.dtype).smallest_normal))
 
 
 def _wide(x: Array) -> Array:
-    return x if x.dtype.itemsize in _SERIES else namespace(x).astype(x, namespace(x).float32)
+    """Half precision as float32; wider floats as they are."""
+    if x.dtype.itemsize in _SERIES:
+        return x
+    xp = namespace(x)
+    return xp.astype(x, xp.float32)

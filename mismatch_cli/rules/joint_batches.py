@@ -43,17 +43,19 @@ class BatchValues(NamedTuple):
         seen.
         """
         if not len(key_T):
-            return NOTHING_FOUND
-        place_T = np.searchsorted(self.key_B, key_T).clip(max=max(len(self.key_B) - 1, 0))
-        if not len(self.key_B) or not np.array_equal(self.key_B[place_T], key_T):
+            return NO_VALUES
+        batch_T = np.searchsorted(self.key_B, key_T).clip(max=max(len(self.key_B) - 1, 0))
+        if not len(self.key_B) or not np.array_equal(self.key_B[batch_T], key_T):
             raise FirstPassError(
                 "These tokens include a batch that the first pass did not see. Collect all tokens "
                 "of all batches before a rule decides on any of them."
             )
-        return self.values_BF[place_T]
+        return self.values_BF[batch_T]
 
 
-NOTHING_FOUND = np.zeros((0, 16))  # for no batch: look-ups find zero columns enough
+# The values where there is no token, or no batch. How many numbers the rule settles is unknown
+# then, and it reads them by column: 16 columns are enough for all rules.
+NO_VALUES = np.zeros((0, 16))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +63,20 @@ class Batches:
     """The batch of each response (all rows of the same step, epoch and minibatch), and its group
     (those of a prompt).
 
-    `found` is what rules on whole batches have computed before: a micro-batch or a shard holds only
-    a part of one.
+    `batch_values` is what each rule on whole batches has computed before: a micro-batch or a shard
+    holds only some rows of a batch.
     """
 
     batch_S: np.ndarray  # int64, a hash
     group_S: np.ndarray  # int64, a hash of step, epoch and prompt
-    hash_T: Callable[[], np.ndarray]  # uint64, of each token
-    found: Mapping[Any, BatchValues] = field(default_factory=dict)
+    hash_T: Callable[[], np.ndarray]  # uint64, of each token; only random draws compute it
+    batch_values: Mapping[Any, BatchValues] = field(default_factory=dict)
 
     @classmethod
     def of_rows(
         cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0
     ) -> Batches:
-        """From the row keys of a trace; `places` gives the response of each token, and its
+        """Batches from the row keys of a trace; `places` gives the response of each token, and its
         position there.
         """
 
@@ -82,15 +84,17 @@ class Batches:
             response_T, position_T = places()
             return token_hashes(hash_keys(*key)[response_T], position_T)
 
+        # Even seeds for batches and odd ones for groups keep their keys apart, and those of traces
         batch_S = hash_keys(key.step_S, key.epoch_S, key.minibatch_S, seed=2 * trace)
         group_S = hash_keys(key.step_S, key.epoch_S, key.prompt_id_S, seed=2 * trace + 1)
         return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
 
-    def settled(self, found: Mapping[Any, BatchValues]) -> Batches:
+    def with_values(self, batch_values: Mapping[Any, BatchValues]) -> Batches:
         """The same batches, with what rules have computed for them."""
-        return replace(self, found=found)
+        return replace(self, batch_values=batch_values)
 
     def key_S(self, scope: Scope) -> np.ndarray:
+        """The batch of each response, or its group."""
         return self.batch_S if scope == "batch" else self.group_S
 
 

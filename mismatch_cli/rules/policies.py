@@ -56,8 +56,9 @@ class Ratio:
     @property
     def policies(self) -> tuple[Policy, ...]:
         """The policies whose log-probabilities it needs."""
-        pair = (self.current, self.anchor)
-        return pair if self.gap_cap == inf else (*pair, "recomputed")
+        if self.gap_cap == inf:
+            return (self.current, self.anchor)
+        return (self.current, self.anchor, "recomputed")
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -71,10 +72,10 @@ class Ratio:
         return symbols
 
     def __str__(self) -> str:
-        symbol = self.symbols["r"]
-        return {"token": symbol, "product": f"Π{symbol}", "mean": f"(Π{symbol})^(1/|y|)"}[
-            self.level
-        ]
+        ratio = self.symbols["r"]
+        if self.level == "token":
+            return ratio
+        return f"Π{ratio}" if self.level == "product" else f"(Π{ratio})^(1/|y|)"
 
 
 TRAINER_ROLLOUT = Ratio("trainer", "rollout")  # r
@@ -95,18 +96,24 @@ class TopKLogProbs:
 
     def copied(self) -> TopKLogProbs:
         """A copy in its own memory."""
-        recomputed = None if self.recomputed is None else copied(self.recomputed)
-        ids_T, ids_TK = copied(self.response_ids_T), copied(self.ids_TK)
-        return TopKLogProbs(ids_T, ids_TK, copied(self.rollout), copied(self.trainer), recomputed)
+        return TopKLogProbs(
+            copied(self.response_ids_T),
+            copied(self.ids_TK),
+            copied(self.rollout),
+            copied(self.trainer),
+            _copied_if_scored(self.recomputed),
+        )
 
     def sampled_in(self, k: int) -> Array:
         """Whether the sampled token is among the first k ids."""
-        return self._place_T < k
+        return self._rank_T < k
 
     @cached_property
-    def _place_T(self) -> Array:
+    def _rank_T(self) -> Array:
         """The rank of the sampled token among the ids, from 0; K if it is not among them."""
         k, xp = self.ids_TK.shape[1], namespace(self.ids_TK)
+        # The maximum of K − rank over the ids that are the sampled token's is at its first one.
+        # Over no id it is 0, and K − 0 is the K of a token outside.
         from_end_K = xp.arange(k, 0, -1, device=self.ids_TK.device, dtype=xp.int32)
         return k - xp.max((self.ids_TK == self.response_ids_T[:, None]) * from_end_K, axis=-1)
 
@@ -136,17 +143,22 @@ class Policies:
         """The two policies of a ratio; always the same object, so that nothing is computed
         twice.
         """
-        if missing := [policy for policy in ratio.policies if getattr(self, policy) is None]:
-            raise ValueError(f"{ratio} needs the log-probabilities of the {missing[0]} policy")
+        for policy in ratio.policies:
+            if getattr(self, policy) is None:
+                raise ValueError(f"{ratio} needs the log-probabilities of the {policy} policy")
         key = (ratio.current, ratio.anchor, ratio.gap_cap)
         if key not in self._compared:
-            current_T, anchor_T = getattr(self, ratio.current), self._anchor_T(ratio)
-            current_TK, anchor_TK = (
-                None if self.topk is None else getattr(self.topk, policy, None)
-                for policy in (ratio.current, ratio.anchor)
+            # Averaged weights have no top-K columns, and some traces have none at all
+            self._compared[key] = Compared(
+                getattr(self, ratio.current),
+                self._anchor_T(ratio),
+                self.responses,
+                self.topk,
+                getattr(self.topk, ratio.current, None),
+                getattr(self.topk, ratio.anchor, None),
+                self.entropy_T,
+                self.hash_T,
             )
-            columns = (self.topk, current_TK, anchor_TK, self.entropy_T, self.hash_T)
-            self._compared[key] = Compared(current_T, anchor_T, self.responses, *columns)
         return self._compared[key]
 
     def _anchor_T(self, ratio: Ratio) -> Array:
@@ -158,13 +170,16 @@ class Policies:
 
     def copied(self, *, topk: bool) -> Policies:
         """A copy for code that may modify its input; it includes the top-K only if `topk`."""
-        recomputed = None if self.recomputed is None else copied(self.recomputed)
-        ranks = self.topk.copied() if topk and self.topk is not None else None
-        entropy_T, average = (
-            None if x is None else copied(x) for x in (self.entropy_T, self.average)
+        return Policies(
+            copied(self.rollout),
+            copied(self.trainer),
+            _copied_if_scored(self.recomputed),
+            copied(self.offset_S1),
+            self.topk.copied() if topk and self.topk is not None else None,
+            _copied_if_scored(self.entropy_T),
+            self.batches,
+            _copied_if_scored(self.average),
         )
-        columns = copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1)
-        return Policies(*columns, ranks, entropy_T, self.batches, average)
 
     @cached_property
     def responses(self) -> ResponseLayout:
@@ -174,10 +189,12 @@ class Policies:
         """A uint64 per token, from its row key and position, for random draws."""
         if self.batches is not None:
             return self.batches.hash_T()
-        response_T, position_T = (
-            as_numpy(x) for x in (self.responses.response_T, self.responses.position_T)
-        )
-        return token_hashes(hash_keys(response_T), position_T)
+        response_hash_T = hash_keys(as_numpy(self.responses.response_T))
+        return token_hashes(response_hash_T, as_numpy(self.responses.position_T))
+
+
+def _copied_if_scored(column: Array | None) -> Array | None:
+    return None if column is None else copied(column)
 
 
 class Compared:
@@ -201,10 +218,14 @@ class Compared:
         entropy_T: Array | None,
         hash_T: Callable[[], np.ndarray],
     ) -> None:
-        self.logp_current_T, self.logp_anchor_T = _apart(logp_current_T, logp_anchor_T)
-        self.responses, self._topk = responses, topk
+        self.logp_current_T, self.logp_anchor_T = _without_shared_infinity(
+            logp_current_T, logp_anchor_T
+        )
+        self.responses = responses
+        self._topk = topk
         self._topk_current_TK, self._topk_anchor_TK = topk_current_TK, topk_anchor_TK
-        self._entropy_T, self._hash_T = entropy_T, hash_T
+        self._entropy_T = entropy_T
+        self._hash_T = hash_T
         self._divergences: dict[tuple[int, bool], tuple[Array, Array]] = {}
         self._ratios_less_1: dict[Level, Array] = {}
 
@@ -283,6 +304,7 @@ class Compared:
         """A number from 0 to 1 per token, from a hash of its row key and position: the same for
         every caller.
         """
+        # A float64 has 53 bits: the upper ones of the hash, as an integer times 2⁻⁵³, are exact
         return convert_like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
 
     def level_log_ratio_T(self, level: Level) -> Array:
@@ -319,16 +341,15 @@ class Compared:
         return self.responses.mean(self.log_ratio_T)
 
 
-def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
-    """The same, but if both are −inf, whose difference is NaN, a finite value whose exponential
-    is 0.
+_EXCLUDED = -1000.0  # nats; also in float64 the exponential is 0
+
+
+def _without_shared_infinity(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
+    """Both columns, with a finite value whose exponential is 0 where both are −inf, and their
+    difference would be NaN.
     """
-    neither_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
-    if not namespace(neither_T).any(neither_T):
+    excluded_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
+    if not namespace(excluded_T).any(excluded_T):
         return logp_current_T, logp_anchor_T
-    return fill_where(logp_current_T, neither_T, _NOTHING), fill_where(
-        logp_anchor_T, neither_T, _NOTHING
-    )
-
-
-_NOTHING = -1000.0  # nats; also in float64 the exponential is 0
+    current_T = fill_where(logp_current_T, excluded_T, _EXCLUDED)
+    return current_T, fill_where(logp_anchor_T, excluded_T, _EXCLUDED)

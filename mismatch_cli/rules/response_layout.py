@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import add
 
 from mismatch_cli.base.arrays import (
     Array,
@@ -65,21 +66,22 @@ class ResponseLayout:
         """The quantile of each response, with linear interpolation; 0 for an empty one."""
         xp = namespace(x_T)
         sorted_T = sorted_within(x_T, self.response_T)
-        place_S = share * xp.astype(clamp_min(self.length_S - 1, 0), xp.float64)
-        below_S = xp.astype(xp.floor(place_S), xp.int64)
+        position_S = share * xp.astype(clamp_min(self.length_S - 1, 0), xp.float64)
+        below_S = xp.astype(xp.floor(position_S), xp.int64)
         if not len(sorted_T):
-            return 0 * place_S
+            return 0 * position_S
+        # The index stays inside even for empty responses, whose value is replaced below
         last_S = clamp_min(self.offset_S1[1:] - 1, 0)
-        low_T, high_T = (
-            sorted_T[xp.minimum(self.offset_S1[:-1] + below_S + more, last_S)] for more in (0, 1)
-        )
-        found_S = low_T + (place_S - below_S) * (high_T - low_T)
-        return xp.where(self.length_S > 0, found_S, xp.zeros_like(found_S))
+        index_S = self.offset_S1[:-1] + below_S
+        low_S = sorted_T[xp.minimum(index_S, last_S)]
+        high_S = sorted_T[xp.minimum(index_S + 1, last_S)]
+        quantile_S = low_S + (position_S - below_S) * (high_S - low_S)
+        return xp.where(self.length_S > 0, quantile_S, xp.zeros_like(quantile_S))
 
     def running_sum(self, x_T: Array) -> Array:
         """Cumulative Σ along each response, including the token itself, float64."""
         xp = namespace(x_T)
-        return self._running(xp.astype(x_T, xp.float64), lambda later, earlier: later + earlier)
+        return self._running(xp.astype(x_T, xp.float64), add)
 
     def running_smallest(self, x_T: Array) -> Array:
         """Cumulative minimum along each response, including the token itself."""
@@ -87,8 +89,11 @@ class ResponseLayout:
 
     def _running(self, x_T: Array, combine: Callable[[Array, Array], Array]) -> Array:
         """A scan by doubling steps: responses stay separate, and numpy and torch round alike."""
+        if not len(self.length_S):
+            return x_T
         xp = namespace(x_T)
-        longest = int(xp.max(self.length_S)) if len(self.length_S) else 0
+        longest = int(xp.max(self.length_S))
+        # Each token has combined the last `reach` tokens up to itself, as far as its response goes
         reach = 1
         while reach < longest:
             inside_U = self.position_T[reach:] >= reach
@@ -99,13 +104,13 @@ class ResponseLayout:
 
     def ahead(self, x_T: Array, tokens: int, fill: float) -> Array:
         """The value `tokens` later in the same response; `fill` beyond its end."""
-        return self._moved(x_T, tokens, fill, later=True)
+        return self._shifted(x_T, tokens, fill, later=True)
 
     def behind(self, x_T: Array, tokens: int, fill: float) -> Array:
         """The value `tokens` earlier in the same response; `fill` before its start."""
-        return self._moved(x_T, tokens, fill, later=False)
+        return self._shifted(x_T, tokens, fill, later=False)
 
-    def _moved(self, x_T: Array, tokens: int, fill: float, *, later: bool) -> Array:
+    def _shifted(self, x_T: Array, tokens: int, fill: float, *, later: bool) -> Array:
         xp = namespace(x_T)
         filled_T = xp.full_like(x_T, fill)
         if tokens >= len(x_T):

@@ -197,7 +197,7 @@ class ClippingAnalysis(Study):
             PAIRS["total"],
             self.algorithms,
             self.support.needs,
-            self.summary.question.found,
+            self.summary.question.batch_values,
             self.compared,
             moved=self._moved,
             on_responses=on_responses,
@@ -236,7 +236,7 @@ def analyse_clipping(
     first_pass = collect_first_pass(traces, support, workers)
     question = Question(support.judged, support.needs, theory, first_pass)
     summary = run_pass(traces, _JudgingPass(question), workers, on_responses)
-    if summary.seen == sum(summary.lacking.values()):
+    if summary.responses_read == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
             f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record "
@@ -257,12 +257,12 @@ def collect_first_pass(
     if not algorithms:
         return {}
     collecting = _CollectingPass(batch_masks_of(algorithms), Needs.of(algorithms))
-    return run_pass(traces, collecting, workers).found()
+    return run_pass(traces, collecting, workers).settle()
 
 
 def columns_for(needs: Needs) -> list[str]:
     """The columns to read, besides the required ones, to judge the tokens of a trace."""
-    columns = [*ClippingSummary.READS, *needs.recorded]
+    columns = [*ClippingSummary.READS, *needs.trace_columns]
     if needs.full:
         columns += ["tv_full", "kl_full"]
     return columns

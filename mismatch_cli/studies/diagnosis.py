@@ -73,13 +73,13 @@ class DiagnosisAnalysis(Study):
 
     @property
     def subject(self) -> str:
-        return subject_of(self.traces[0].manifest, len(self.sample.kept))
+        return subject_of(self.traces[0].manifest, self.sample.num_counted)
 
     @property
     def covered(self) -> CoveredTokens:
         """How much of the traces the sample has."""
         prompts = len(np.unique(self.sample.prompt_id_S))
-        return CoveredTokens(len(self.sample.kept), self.sample.num_responses, prompts)
+        return CoveredTokens(self.sample.num_counted, self.sample.num_responses, prompts)
 
     @cached_property
     def gap(self) -> Estimate:
@@ -96,7 +96,7 @@ class DiagnosisAnalysis(Study):
         """The mean position and the mean relative gap of each sixteenth of the tokens, by
         position.
         """
-        position_N = self.sample.position_T[self.sample.kept]
+        position_N = self.sample.position_T[self.sample.index_N]
         order = np.argsort(position_N, kind="stable")
         means = []
         for index in np.array_split(order, _BINS):
@@ -108,7 +108,7 @@ class DiagnosisAnalysis(Study):
     @cached_property
     def by_step(self) -> list[tuple[int, Estimate]]:
         """Each step with its mean relative gap."""
-        step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
+        step_N = self.sample.step_S[self.sample.response_N]
         means = []
         for step in np.unique(step_N):
             means.append((int(step), self._mean(self._relative_N, step_N == step)))
@@ -205,7 +205,7 @@ class DiagnosisAnalysis(Study):
             about=About.of(self.traces, 0),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
-            sample=SampleSize(self.sample.num_responses, len(self.sample.kept)),
+            sample=SampleSize(self.sample.num_responses, self.sample.num_counted),
             abs_d_mean=self.gap.value,
             faults=[finding.check for finding in diagnosis.faults],
             first_cause=None if first is None else first.check,
@@ -257,7 +257,7 @@ class DiagnosisAnalysis(Study):
 
     def _mean(self, value_N: np.ndarray, index: np.ndarray | slice) -> Estimate:
         """The mean of some of the sample's tokens."""
-        prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]
+        prompt_id_N = self.sample.prompt_id_S[self.sample.response_N]
         return estimate_over_prompts(value_N[index], self.sample.group_N[index], prompt_id_N[index])
 
 

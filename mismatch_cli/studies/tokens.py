@@ -69,7 +69,7 @@ def _of_paper(traces: Sequence[Trace]) -> Question | None:
     support = Support.of_paper(traces)
     if support is None:
         return None
-    return Question(support.judged, support.needs, found=collect_first_pass(traces, support))
+    return Question(support.judged, support.needs, batch_values=collect_first_pass(traces, support))
 
 
 def blocked_tables(traces: Sequence[Trace], question: Question) -> Iterator[pa.Table]:
@@ -201,7 +201,7 @@ def _blocked_columns(batch: TokenBatch, question: Question, trace: int) -> _Colu
     blocked_CAT = np.zeros((len(cases), len(question.algorithms), batch.num_tokens), dtype=bool)
     judged_CT = np.zeros((len(cases), batch.num_tokens), dtype=bool)
     if not needs.first_missing_in(batch):
-        for masks in apply_masks(batch, needs, question.algorithms, question.found, trace):
+        for masks in apply_masks(batch, needs, question.algorithms, question.batch_values, trace):
             for judged_T, blocked_AT, masked in zip(judged_CT, blocked_CAT, masks, strict=True):
                 index_N = masked.gaps.index_N
                 judged_T[index_N[masked.judged_N]] = True

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.diagnosis.counts import ROUNDING, SIDES
+from mismatch_cli.trace.columns import length_column
 from mismatch_cli.trace.foreign_values import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 
@@ -110,10 +112,10 @@ def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:
     """
     by_group: dict[str, list[np.ndarray]] = {}
     tokens = 0
-    for table in trace.tables(["loss_mask", *SIDES]):
-        mask = table.column("loss_mask").combine_chunks()
-        mask_T = unpacked_flags(mask.flatten())
-        length_S = pc.list_value_length(mask).to_numpy(zero_copy_only=False)
+    for table in trace.tables(["response_ids", "loss_mask", *SIDES]):
+        lengths = table.column(length_column(table.column_names)).combine_chunks()
+        length_S = pc.list_value_length(lengths).to_numpy(zero_copy_only=False)
+        mask_T = _trained_tokens(table, length_S)
         for side in SIDES:
             if side in table.column_names:
                 column = table.column(side).combine_chunks()
@@ -125,3 +127,13 @@ def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:
         if tokens >= _ENOUGH:
             break
     return {side: np.concatenate(values) for side, values in by_group.items()}
+
+
+def _trained_tokens(table: pa.Table, length_S: np.ndarray) -> np.ndarray:
+    """Which tokens are trained; without a mask, all of a response."""
+    mask_T = np.ones(length_S.sum(), dtype=bool)
+    if "loss_mask" in table.column_names:
+        mask = table.column("loss_mask").combine_chunks()
+        has_mask_T = np.repeat(unpacked_flags(mask.is_valid()), length_S)
+        mask_T[has_mask_T] = unpacked_flags(mask.flatten())
+    return mask_T

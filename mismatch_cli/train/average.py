@@ -20,18 +20,21 @@ class WeightAverage:
     """
 
     def __init__(self, weights: Sequence[Tensor], masters: Sequence[Tensor], decay: float) -> None:
-        self._weights, self._masters, self._decay = weights, masters, decay
+        self._weights = weights
+        self._masters = masters
+        self._decay = decay
         self.tensors = [master.detach().clone() for master in masters]
         self.total = 1.0  # Σ β^(t−k)
 
     def update(self) -> None:
         """Add the weights after an optimiser step."""
         self.total = self._decay * self.total + 1
+        # θ̄ + (θ − θ̄) / Σ β^(t−k) is the same weighted mean, without a second copy.
         with torch.no_grad():
             for average, master in zip(self.tensors, self._masters, strict=True):
                 average.lerp_(master, 1 / self.total)
 
-    def in_place(self) -> AbstractContextManager[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """Let the model compute with the average inside the block; then restore its own weights,
         to the bit.
         """

@@ -1,12 +1,9 @@
-"""The responses of a micro-batch as their algorithm sees them: their log-probs, and their
-coefficients.
-"""
+"""A micro-batch as its algorithm sees it: the log-probs of its policies in, coefficients out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -24,8 +21,8 @@ from mismatch_cli.train.bounds import FullReference
 
 @dataclass(frozen=True)
 class LearnedResponse:
-    """One response to learn from; without `recomputed`, the trainer still has the weights that
-    sampled it.
+    """One response to learn from; without recomputed columns, the trainer still has the weights
+    that sampled it.
     """
 
     rollout: Rollout
@@ -39,13 +36,12 @@ class LearnedResponse:
 
 
 class MicroBatchCoefficients:
-    """A micro-batch that gives coefficients as soon as log π is known, for the tokens that the
-    engine sampled.
+    """The coefficients of the tokens that the engine sampled, computed as soon as log π is known.
 
-    An environment's tokens between them have no coefficient, and rules on responses ignore them. A
-    rule on whole responses, or on other tokens, needs a pass before: `known` is what that measured.
-    A rule on whole batches also needs `found`, the result of the passes over all of their
-    micro-batches.
+    An environment's tokens have no coefficient, and rules on responses ignore them. A rule on
+    single tokens needs log π of a tile only. A rule on whole responses, or on other tokens, needs a
+    log-prob pass over the micro-batch before: set `logp_pass`, and call `compute`. A rule on whole
+    batches also needs `batch_values`, its result for the log-prob passes over all micro-batches.
     """
 
     def __init__(
@@ -55,145 +51,182 @@ class MicroBatchCoefficients:
         scale_S: np.ndarray,
         device: torch.device,
     ):
-        self._algorithm, self._samples, self._device = algorithm, samples, device
+        self._algorithm = algorithm
+        self._samples = samples
+        self._device = device
         self._length_S = np.array([s.rollout.num_sampled for s in samples], dtype=np.int64)
-        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(self._length_S)])).to(
-            device
-        )
-        self._at_N = self._places()
-        self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
-        advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
-        self.advantage_T = self._put([np.repeat(advantage_S, self._length_S)])
-        self._scale_T = self._put([np.repeat(scale_S, self._length_S).astype(np.float32)])
-        self._recomputed_T = self._flat_where_all([s.logp_recomputed_T for s in samples])
-        self._average_T = self._flat_where_all([s.logp_average_T for s in samples])
-        self.query_ids_TK = self._query_ids()
-        self.known: LogpPass | None = None
-        self.found: Mapping[Rule, BatchValues] = {}
-        self._ready_T: Tensor | None = None
+        offset_S1 = np.concatenate([[0], np.cumsum(self._length_S)])
+        self._offset_S1 = torch.from_numpy(offset_S1).to(device)
+        self._sampled_N = self._sampled_indices()
+        self._logp_rollout_N = self._column([s.rollout.logp_rollout_T for s in samples])
+        self._logp_recomputed_N = self._column_of_all([s.logp_recomputed_T for s in samples])
+        self._logp_average_N = self._column_of_all([s.logp_average_T for s in samples])
+        self.advantage_N = self._at_tokens([s.advantage for s in samples])
+        self._scale_N = self._at_tokens(scale_S)
+        self.query_ids_NK = self._query_ids()
+        self.logp_pass: LogpPass | None = None
+        self.batch_values: Mapping[Rule, BatchValues] = {}
+        self._coefficient_N: Tensor | None = None
+
+    def select_sampled(self, column_T: Tensor) -> Tensor:
+        """The rows of a column that belong to sampled tokens."""
+        # An environment's tokens are dropped before the head, so columns from here on are `_N`.
+        # Reduce a rollout's own column through `rollout.of_sampled`, or their NaN spreads.
+        return column_T if self._sampled_N is None else column_T[self._sampled_N]
 
     @property
-    def topk_logp_TK(self) -> Tensor | None:
-        """log π of the engine's top K, if the algorithm needs it and a pass has measured it."""
-        return (
-            self.known.logp_at_ids_NK
-            if self.known is not None and self._algorithm.needs_top_k
-            else None
-        )
+    def logp_at_topk_NK(self) -> Tensor | None:
+        """log π of the engine's top K; None before the log-prob pass, or if no rule needs it."""
+        if self.logp_pass is None or not self._algorithm.needs_top_k:
+            return None
+        return self.logp_pass.logp_at_ids_NK
 
-    def seen(self) -> Policies:
-        """The policies as the pass before measured them, with the batch and group of each
-        response.
+    def policies(self) -> Policies:
+        """The policies at the log-prob pass, with its entropy, and each response's batch and
+        group.
         """
-        assert self.known is not None
-        topk = None if self.topk_logp_TK is None else self._topk(self.topk_logp_TK)
-        policies = self._policies(self.known.logp_N, slice(None), self._offset_S1, topk)
-        return replace(policies, entropy_T=self.known.entropy_N, batches=self._batches())
+        assert self.logp_pass is not None
+        policies = self._policies_of(
+            self.logp_pass.logp_N, slice(None), self._offset_S1, self._top_k()
+        )
+        return replace(policies, entropy_T=self.logp_pass.entropy_N, batches=self._batches())
 
-    def form(self) -> None:
-        """Compute every coefficient from the pass before."""
-        self._ready_T = self._coefficients(self.seen(), slice(None))
+    def compute(self) -> None:
+        """Compute every coefficient from the log-prob pass."""
+        self._coefficient_N = self._scaled_coefficients(self.policies(), slice(None))
 
-    def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
-        """The coefficients of some tokens, times their response's factor in the aggregation."""
-        if self._ready_T is not None:
-            return self._ready_T[rows]
-        offset_S1 = torch.tensor([0, len(logp_T)], device=self._device)
-        return self._coefficients(self._policies(logp_T, rows, offset_S1, None), rows)
+    def of_tile(self, tile: slice, logp_N: Tensor) -> Tensor:
+        """The coefficients of a tile of tokens, times their response's factor in the aggregation.
 
-    def _coefficients(self, policies: Policies, rows: slice) -> Tensor:
-        coefficient: Tensor = coefficient_T(self._algorithm, policies, self.advantage_T[rows])
-        return coefficient * self._scale_T[rows]
+        Without a log-prob pass they follow from this log π of the tile alone.
+        """
+        if self._coefficient_N is not None:
+            return self._coefficient_N[tile]
+        # A rule on single tokens does not look where responses end.
+        one_response_S1 = torch.tensor([0, len(logp_N)], device=self._device)
+        return self._scaled_coefficients(self._policies_of(logp_N, tile, one_response_S1), tile)
 
-    def _policies(
-        self, logp_T: Tensor, rows: slice, offset_S1: Tensor, topk: TopKLogProbs | None
+    def split_by_response(self, column_N: Tensor) -> list[np.ndarray]:
+        """A column of the sampled tokens as one array `_T` per response; NaN (not measured) at an
+        environment's tokens.
+        """
+        columns = []
+        parts_N = column_N.detach().cpu().split(self._length_S.tolist())
+        for sample, part_N in zip(self._samples, parts_N, strict=True):
+            columns.append(_expand(sample.rollout, part_N.numpy()))
+        return columns
+
+    def _scaled_coefficients(self, policies: Policies, tile: slice) -> Tensor:
+        coefficient_N: Tensor = coefficient_T(self._algorithm, policies, self.advantage_N[tile])
+        return coefficient_N * self._scale_N[tile]
+
+    def _policies_of(
+        self, logp_N: Tensor, tile: slice, offset_S1: Tensor, top_k: TopKLogProbs | None = None
     ) -> Policies:
-        recomputed_T = logp_T if self._recomputed_T is None else self._recomputed_T[rows]
-        average_T = None if self._average_T is None else self._average_T[rows]
+        # At the weights that sampled, log π is also the recomputed one.
+        recomputed_N = logp_N
+        if self._logp_recomputed_N is not None:
+            recomputed_N = self._logp_recomputed_N[tile]
+        average_N = None
+        if self._logp_average_N is not None:
+            average_N = self._logp_average_N[tile]
         return Policies(
-            self._rollout_T[rows], logp_T, recomputed_T, offset_S1, topk, average=average_T
+            self._logp_rollout_N[tile], logp_N, recomputed_N, offset_S1, top_k, average=average_N
         )
 
-    def _batches(self) -> Batches:
-        def places() -> tuple[np.ndarray, np.ndarray]:
-            response_T = np.repeat(np.arange(len(self._length_S)), self._length_S)
-            return response_T, np.concatenate([_sampled_at(s.rollout) for s in self._samples])
-
-        keys = np.array([s.row_key for s in self._samples], dtype=np.int64).reshape(
-            -1, len(RowKey._fields)
+    def _top_k(self) -> TopKLogProbs | None:
+        """The log-probs of all policies at the engine's top K, if a rule needs them."""
+        logp_trainer_NK = self.logp_at_topk_NK
+        if logp_trainer_NK is None:
+            return None
+        k = self._algorithm.needs_top_k
+        ids_N = self._column(
+            [np.array(s.rollout.response_ids, dtype=np.int64) for s in self._samples]
         )
-        return Batches.of_rows(RowKey(*keys.T), places).settled(self.found)
+        rollout_NK = self._column(
+            [_first_columns(s.rollout.topk_logp_rollout_TK, k) for s in self._samples]
+        )
+        recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
+        recomputed_NK = logp_trainer_NK
+        if all(logp_TK is not None for logp_TK in recomputed):
+            recomputed_NK = self._column([_first_columns(logp_TK, k) for logp_TK in recomputed])
+        return TopKLogProbs(ids_N, self.query_ids_NK, rollout_NK, logp_trainer_NK, recomputed_NK)
 
     def _query_ids(self) -> Tensor:
         """The engine's top ids at each token, as many as the algorithm needs."""
-        k, ids = self._algorithm.needs_top_k, [s.rollout.topk_ids_TK for s in self._samples]
-        if k and any(ids_TK is None or ids_TK.shape[1] < k for ids_TK in ids):
-            raise MismatchError(
-                f"{self._algorithm.name} needs the engine's top {k} log-probs. Sample with "
-                f"top_logprobs = {k}."
-            )
-        given = [ids_TK[:, :k] for ids_TK in ids if ids_TK is not None] if k else []
-        none = torch.zeros((len(self._rollout_T), 0), dtype=torch.int64, device=self._device)
-        return self._flat(given).long() if given else none
-
-    def _topk(self, trainer_TK: Tensor) -> TopKLogProbs:
         k = self._algorithm.needs_top_k
-        ids_T = self._flat(
-            [np.array(s.rollout.response_ids, dtype=np.int64) for s in self._samples]
-        )
-        rollout_TK = self._flat([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
-        recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
-        known = all(x is not None for x in recomputed)
-        recomputed_TK = self._flat([x[:, :k] for x in recomputed]) if known else trainer_TK  # type: ignore[index]
-        return TopKLogProbs(ids_T, self.query_ids_TK, rollout_TK, trainer_TK, recomputed_TK)
+        if not k:
+            shape = (len(self._logp_rollout_N), 0)
+            return torch.zeros(shape, dtype=torch.int64, device=self._device)
+        topk_ids = []
+        for sample in self._samples:
+            ids_TK = sample.rollout.topk_ids_TK
+            if ids_TK is None or ids_TK.shape[1] < k:
+                raise MismatchError(
+                    f"{self._algorithm.name} needs the engine's top {k} log-probs. Sample with "
+                    f"top_logprobs = {k}."
+                )
+            topk_ids.append(ids_TK[:, :k])
+        return self._column(topk_ids).long()
 
-    def _flat_where_all(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
-        return None if any(x is None for x in parts) else self._flat(parts)  # type: ignore[arg-type]
+    def _batches(self) -> Batches:
+        """The batch and the group of each response, with what rules computed for them."""
 
-    def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
-        """A column of the sampled tokens of all responses."""
-        return self._put(
-            [s.rollout.of_sampled(part) for s, part in zip(self._samples, parts, strict=True)]
-        )
+        def token_places() -> tuple[np.ndarray, np.ndarray]:
+            response_N = np.repeat(np.arange(len(self._length_S)), self._length_S)
+            position_N = np.concatenate([_sampled_positions(s.rollout) for s in self._samples])
+            return response_N, position_N
 
-    def _put(self, parts: Sequence[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(self._device)
+        keys = np.array([s.row_key for s in self._samples], dtype=np.int64)
+        return Batches.of_rows(RowKey(*keys.T), token_places).with_values(self.batch_values)
 
-    def _places(self) -> Tensor | None:
+    def _sampled_indices(self) -> Tensor | None:
         """The indices of the sampled tokens among all tokens; None if all were sampled."""
         rollouts = [s.rollout for s in self._samples]
         if all(rollout.sampled_T is None for rollout in rollouts):
             return None
-        before = accumulate((len(r.response_ids) for r in rollouts), initial=0)
+        indices = []
+        start = 0
+        for rollout in rollouts:
+            indices.append(start + _sampled_positions(rollout))
+            start += len(rollout.response_ids)
+        return self._put(indices)
+
+    def _column_of_all(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
+        """A column of the sampled tokens, if every response has it."""
+        if any(part_T is None for part_T in parts):
+            return None
+        return self._column(parts)  # type: ignore[arg-type]
+
+    def _column(self, parts: Sequence[np.ndarray]) -> Tensor:
+        """A column of the sampled tokens of all responses, from one of all tokens of each."""
         return self._put(
-            [start + _sampled_at(rollout) for start, rollout in zip(before, rollouts, strict=False)]
+            [s.rollout.of_sampled(part_T) for s, part_T in zip(self._samples, parts, strict=True)]
         )
 
-    def chosen(self, column_T: Tensor) -> Tensor:
-        """The rows of a column that belong to sampled tokens."""
-        # An environment's tokens are dropped before the head, so columns from here on are `_N`.
-        # Reduce a rollout's own column through `rollout.of_sampled`, or their NaN spreads.
-        return column_T if self._at_N is None else column_T[self._at_N]
+    def _at_tokens(self, values_S: Sequence[float] | np.ndarray) -> Tensor:
+        """Numbers of responses, float32, at each of their sampled tokens."""
+        return self._put([np.repeat(values_S, self._length_S).astype(np.float32)])
 
-    def by_response(self, column_N: Tensor) -> list[np.ndarray]:
-        """A column of the sampled tokens, split by response; NaN (not measured) at the other
-        tokens.
-        """
-        parts = (part.numpy() for part in column_N.detach().cpu().split(self._length_S.tolist()))
-        return [_spread(s.rollout, part) for s, part in zip(self._samples, parts, strict=True)]
+    def _put(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self._device)
 
 
-def _sampled_at(rollout: Rollout) -> np.ndarray:
-    """The indices of the tokens that the engine sampled."""
+def _first_columns(values_TK: np.ndarray | None, k: int) -> np.ndarray:
+    assert values_TK is not None
+    return values_TK[:, :k]
+
+
+def _sampled_positions(rollout: Rollout) -> np.ndarray:
+    """The positions in a response of the tokens that the engine sampled."""
     return rollout.of_sampled(np.arange(len(rollout.response_ids)))
 
 
-def _spread(rollout: Rollout, values_N: np.ndarray) -> np.ndarray:
+def _expand(rollout: Rollout, values_N: np.ndarray) -> np.ndarray:
+    """Values of the sampled tokens as values of every token, NaN at the others."""
     if rollout.sampled_T is None:
         return values_N
-    # A trace has a value for every token: NaN, not measured, at those of an environment
-    values_T = np.full(
-        (len(rollout.response_ids), *values_N.shape[1:]), np.nan, dtype=values_N.dtype
-    )
+    shape = (len(rollout.response_ids), *values_N.shape[1:])
+    values_T = np.full(shape, np.nan, dtype=values_N.dtype)
     values_T[rollout.sampled_T] = values_N
     return values_T

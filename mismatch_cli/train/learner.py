@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.layout import micro_batches
 from mismatch_cli.models.scoring.policy_gradient import (
+    LogpPass,
     PolicyGradient,
     logp_pass,
     policy_gradient_loss,
@@ -80,59 +81,50 @@ class Learner:
         config: TrainConfig,
         world: World = ALONE,
     ) -> None:
-        self.trainer, self.model = trainer, trainer.model
-        self.algorithm, self._sampling, self._config, self._world = (
-            algorithm,
-            sampling,
-            config,
-            world,
-        )
-        self._names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        self._weights = [p for p in self.model.parameters() if p.requires_grad]
-        self._masters = [
-            p if p.dtype == torch.float32 else p.detach().float() for p in self._weights
-        ]
+        self.trainer = trainer
+        self.model = trainer.model
+        self.algorithm = algorithm
+        self._sampling = sampling
+        self._config = config
+        self._world = world
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._names = list(trained)
+        self._weights = list(trained.values())
+        self._masters = [_master(weight) for weight in self._weights]
         fused = True if is_spread(self.model) else None
         self.optimizer = _adam(self._masters, config, fused)
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps that led to the weights
         self.past = PastWeights(self.model, config.staleness)
-        self.average = (
-            WeightAverage(self._weights, self._masters, config.average_decay)
-            if config.average_decay
-            else None
-        )
+        self.average: WeightAverage | None = None
+        if config.average_decay:
+            self.average = WeightAverage(self._weights, self._masters, config.average_decay)
 
     def update(self, samples: Sequence[LearnedResponse]) -> Update:
         """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not
         finite.
         """
         self.drop_gradients()
-        scale_S = self._scale(np.array([s.rollout.num_sampled for s in samples], dtype=np.int64))
+        length_S = np.array([s.rollout.num_sampled for s in samples], dtype=np.int64)
+        scale_S = self._scale(length_S)
         samples = self._with_average(samples)
         batches = list(self._micro_batches(samples, scale_S))
-        self._look_first(batches)
-        seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
-        loss = 0.0
-        for batch in batches:
-            share, parts = self._accumulate(batch) if batch.samples else self._keep_up(batch.learns)
-            loss += share
-            self._collect_gradients()
-            for i, part in zip(batch.places, parts, strict=True):
-                seen[i] = part
-        loss, grad_norm = sum(self._world.gather(loss)), self._gradient_norm()
+        self._first_pass(batches)
+        loss, responses = self._sum_gradients(batches, len(samples))
+        grad_norm = self._gradient_norm()
         finite = bool(np.isfinite(grad_norm))
-        logp, entropy, topk_logp, routes = (
-            (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [], [])
+        update = Update(
+            [response.logp_T for response in responses],
+            [response.entropy_T for response in responses],
+            grad_norm,
+            finite,
+            [response.topk_logp_TK for response in responses],
+            [response.routes for response in responses],
+            self._logp_average(samples),
+            np.concatenate([no_bounds(), *(micro_batch.bounds for micro_batch in batches)]),
         )
-        average = (
-            None
-            if self.average is None
-            else [s.logp_average_T for s in samples if s.logp_average_T is not None]
-        )
-        bounds = np.concatenate([no_bounds(), *(batch.bounds for batch in batches)])
-        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average, bounds)
-        if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
+        can_continue = finite or self.loss_scale.can_back_off
+        if not can_continue or not np.isfinite(loss):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: "
                 "not finite. Try a lower --learning-rate or --trainer-dtype float32; ratios in "
@@ -162,137 +154,161 @@ class Learner:
         """The samples with their log π at the weight average, if there is one."""
         if self.average is None:
             return samples
-        with self.average.in_place():
-            scores = self.trainer.score(
-                list(map(_request, samples)), token_budget=self._config.scorer.token_budget
-            )
+        requests = list(map(_request, samples))
+        with self.average.averaged_weights():
+            scores = self.trainer.score(requests, token_budget=self._config.scorer.token_budget)
         return [
-            replace(s, logp_average_T=score.logp_T)
-            for s, score in zip(samples, scores, strict=True)
+            replace(sample, logp_average_T=score.logp_T)
+            for sample, score in zip(samples, scores, strict=True)
         ]
+
+    def _logp_average(self, samples: Sequence[LearnedResponse]) -> list[np.ndarray] | None:
+        if self.average is None:
+            return None
+        return [s.logp_average_T for s in samples if s.logp_average_T is not None]
 
     def _micro_batches(
         self, samples: Sequence[LearnedResponse], scale_S: np.ndarray
     ) -> Iterator[_MicroBatch]:
-        """Responses without an advantage go separately: they are measured, and only a term
-        learns from them.
+        """First the responses that have a gradient, then those that are only measured.
+
+        Without an advantage, only a term of the algorithm gives a response a gradient.
         """
-        acts = self.algorithm.term is not None
+        learns_S = np.array([sample.advantage for sample in samples]) != 0
+        if self.algorithm.term is not None:
+            learns_S[:] = True
         for learns in (True, False):
-            chosen = [
-                i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns
-            ]
-            requests = [_request(samples[i]) for i in chosen]
+            members = np.flatnonzero(learns_S == learns).tolist()
+            requests = [_request(samples[i]) for i in members]
             batches = micro_batches(requests, self._config.scorer.token_budget, self.trainer.packed)
             for batch in pad_for_all_ranks(batches, self._world):
-                places = [chosen[i] for i in batch]
+                places = [members[i] for i in batch]
                 yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
 
-    def _look_first(self, batches: Sequence[_MicroBatch]) -> None:
-        """The first pass of rules on whole batches, over the responses of every rank; skipped
+    def _first_pass(self, batches: Sequence[_MicroBatch]) -> None:
+        """Let rules on whole batches see the log-probs of all responses of every rank; nothing
         without such rules.
         """
         rules = self.algorithm.batch_rules
         if not rules:
             return
-        gathering, merged = FirstPass(rules), FirstPass(rules)
-        for batch in batches:
+        own_rows = FirstPass(rules)
+        for micro_batch in batches:
             with torch.no_grad():
-                self.trainer.forward_pass(batch.requests, partial(self._know_first, batch))
-            if batch.judged is not None:
-                gathering.update(batch.judged.seen(), batch.judged.advantage_T)
-        for part in self._world.gather(gathering):
-            merged.merge(part)
-        found = merged.found()
-        for batch in batches:
-            if batch.judged is not None:
-                batch.judged.found = found
+                if not micro_batch.samples:
+                    self.trainer.forward_pass([DUMMY_REQUEST], lambda *_: None)
+                    continue
+                coefficients = self.trainer.forward_pass(
+                    micro_batch.requests, partial(self._logp_pass, micro_batch)
+                )
+            own_rows.update(coefficients.policies(), coefficients.advantage_N)
+        all_rows = FirstPass(rules)
+        for rows in self._world.gather(own_rows):
+            all_rows.merge(rows)
+        batch_values = all_rows.settle()
+        for micro_batch in batches:
+            if micro_batch.coefficients is not None:
+                micro_batch.coefficients.batch_values = batch_values
 
-    def _know_first(self, batch: _MicroBatch, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
-        if batch.samples:
-            self._know(self._judged(batch, ids_T), hidden_TH, ids_T, head)
+    def _logp_pass(
+        self, micro_batch: _MicroBatch, hidden_TH: Tensor, ids_T: Tensor, head: Head
+    ) -> MicroBatchCoefficients:
+        """The coefficients of a micro-batch, after its log-prob pass if its algorithm looks beyond
+        single tokens.
 
-    def _judged(self, batch: _MicroBatch, ids_T: Tensor) -> MicroBatchCoefficients:
-        batch.judged = batch.judged or MicroBatchCoefficients(
-            self.algorithm, batch.samples, batch.scale_S, ids_T.device
-        )
-        return batch.judged
-
-    def _know(
-        self, judged: MicroBatchCoefficients, hidden_TH: Tensor, ids_T: Tensor, head: Head
-    ) -> None:
-        """Run a log-prob pass over a micro-batch, once, if its algorithm looks beyond single
-        tokens.
+        A micro-batch that had its log-prob pass in the first pass has no other.
         """
-        if judged.known is None and not reads_single_tokens(self.algorithm):
-            hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
-            judged.known = logp_pass(hidden_NH, head, ids_N, self._sampling, judged.query_ids_TK)
+        if micro_batch.coefficients is None:
+            micro_batch.coefficients = MicroBatchCoefficients(
+                self.algorithm, micro_batch.samples, micro_batch.scale_S, ids_T.device
+            )
+        coefficients = micro_batch.coefficients
+        if coefficients.logp_pass is None and not reads_single_tokens(self.algorithm):
+            hidden_NH = coefficients.select_sampled(hidden_TH)
+            ids_N = coefficients.select_sampled(ids_T)
+            coefficients.logp_pass = logp_pass(
+                hidden_NH, head, ids_N, self._sampling, coefficients.query_ids_NK
+            )
+        return coefficients
 
-    def _accumulate(self, batch: _MicroBatch) -> tuple[float, list[_Seen]]:
+    def _sum_gradients(
+        self, batches: Sequence[_MicroBatch], count: int
+    ) -> tuple[float, list[_Measured]]:
+        """Form the gradient of this rank's minibatch of `count` responses; returns the loss of all
+        ranks, and what was measured of each response.
+        """
+        responses = [_NO_TOKENS] * count
+        loss = 0.0
+        for micro_batch in batches:
+            if micro_batch.samples:
+                share, measured = self._forward_backward(micro_batch)
+                loss += share
+                for place, response in zip(micro_batch.places, measured, strict=True):
+                    responses[place] = response
+            else:
+                self._stay_in_step(micro_batch.learns)
+            self._collect_gradients()
+        return sum(self._world.gather(loss)), responses
+
+    def _forward_backward(self, micro_batch: _MicroBatch) -> tuple[float, list[_Measured]]:
         """Add the gradient of one micro-batch; returns its loss, and what was measured of each
         response.
         """
 
-        def look(
+        def loss_at_head(
             hidden_TH: Tensor, ids_T: Tensor, head: Head
         ) -> tuple[PolicyGradient, MicroBatchCoefficients]:
-            judged = self._judged(batch, ids_T)
-            batch.bounds = self._bounds(batch.samples, hidden_TH, ids_T, head)
-            self._know(judged, hidden_TH, ids_T, head)
-            if judged.known is not None:
-                judged.form()
-            hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
-            coefficient, known = judged.coefficient, judged.known
-            return policy_gradient_loss(
-                hidden_NH, head, ids_N, coefficient, self._sampling, known=known
-            ), judged
+            coefficients = self._logp_pass(micro_batch, hidden_TH, ids_T, head)
+            micro_batch.bounds = self._bounds(micro_batch.samples, hidden_TH, ids_T, head)
+            if coefficients.logp_pass is not None:
+                coefficients.compute()
+            forward = policy_gradient_loss(
+                coefficients.select_sampled(hidden_TH),
+                head,
+                coefficients.select_sampled(ids_T),
+                coefficients.of_tile,
+                self._sampling,
+                first_pass=coefficients.logp_pass,
+            )
+            return forward, coefficients
 
-        with torch.set_grad_enabled(batch.learns):
-            found, judged = self.trainer.forward_pass(batch.requests, look)
-        routes = self.trainer.routing.compared(batch.requests, self.trainer.packed)
-        if batch.learns:
-            (found.loss * self.loss_scale.value).backward()
-        # The coefficients follow from these
-        seen_first = found if judged.known is None else judged.known
-        parts = [judged.by_response(side) for side in (seen_first.logp_N, seen_first.entropy_N)]
-        topk_logp_TK = judged.topk_logp_TK
-        topk = (
-            [None] * len(batch.samples)
-            if topk_logp_TK is None
-            else judged.by_response(topk_logp_TK)
-        )
-        return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
+        requests = micro_batch.requests
+        with torch.set_grad_enabled(micro_batch.learns):
+            forward, coefficients = self.trainer.forward_pass(requests, loss_at_head)
+        routes = self.trainer.routing.compare(requests, self.trainer.packed)
+        if micro_batch.learns:
+            (forward.loss * self.loss_scale.value).backward()
+        return float(forward.loss.detach()), _recorded(coefficients, forward, routes)
 
     def _bounds(
         self, samples: Sequence[LearnedResponse], hidden_TH: Tensor, ids_T: Tensor, head: Head
     ) -> Bounds:
-        """Those of the responses with a reference."""
-        parts, start = [no_bounds()], 0
+        """The bounds at the tokens of every reference of these responses."""
+        bounds = [no_bounds()]
+        start = 0
         for sample in samples:
             reference = sample.reference
             if reference is not None:
                 at_U = torch.from_numpy(start + reference.at_U).to(ids_T.device)
-                now = hidden_TH[at_U], ids_T[at_U]
-                parts.append(compared(reference, *now, head, self._sampling))
+                bounds.append(
+                    compared(reference, hidden_TH[at_U], ids_T[at_U], head, self._sampling)
+                )
             start += len(sample.rollout.response_ids)
-        return np.concatenate(parts)
+        return np.concatenate(bounds)
 
-    def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
-        """A pass that adds 0, because other ranks have another micro-batch."""
+    def _stay_in_step(self, learns: bool) -> None:
+        """Pass an empty micro-batch, which adds 0 to the gradient.
+
+        Other ranks have responses in this one, and all must communicate equally often.
+        """
+
+        def loss_at_head(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> PolicyGradient:
+            return policy_gradient_loss(hidden_TH, head, ids_T, _no_coefficient, self._sampling)
+
         with torch.set_grad_enabled(learns):
-            found = self.trainer.forward_pass(
-                [DUMMY_REQUEST],
-                lambda hidden_TH, ids_T, head: policy_gradient_loss(
-                    hidden_TH,
-                    head,
-                    ids_T,
-                    lambda _, logp_T: torch.zeros_like(logp_T),
-                    self._sampling,
-                ),
-            )
+            forward = self.trainer.forward_pass([DUMMY_REQUEST], loss_at_head)
         if learns:
-            found.loss.backward()
-        return 0.0, []
+            forward.loss.backward()
 
     def _collect_gradients(self) -> None:
         """Move the gradients of half-precision weights to the masters, to sum them over
@@ -300,8 +316,8 @@ class Learner:
         """
         for weight, master in zip(self._weights, self._masters, strict=True):
             if weight is not master and weight.grad is not None:
-                part = weight.grad.float()
-                master.grad = part if master.grad is None else master.grad.add_(part)
+                gradient = weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 weight.grad = None
 
     def _gradient_norm(self) -> float:
@@ -309,47 +325,51 @@ class Learner:
         clipping.
         """
         for master in self._masters:
-            master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
             sum_replicated(master.grad, self._world)
             if self.loss_scale.enabled:
                 master.grad.div_(self.loss_scale.value)
-        return float(
-            whole(
-                torch.nn.utils.clip_grad_norm_(self._masters, self._config.optimiser.max_grad_norm)
-            )
-        )
+        most = self._config.optimiser.max_grad_norm
+        return float(whole(torch.nn.utils.clip_grad_norm_(self._masters, most)))
 
     def _step(self) -> None:
         """Step AdamW on the masters, then round them into the weights."""
-        self.past.keep(self.version)
+        self.past.keep_copy(self.version)
         self.optimizer.step()
         self.version += 1
-        with torch.no_grad():
-            for weight, master in zip(self._weights, self._masters, strict=True):
-                if weight is not master:
-                    weight.copy_(master)
+        self._round_masters()
         if self.average is not None:
             self.average.update()
 
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """Give the weights that compute the values of their masters."""
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            if weight is not master:
+                weight.copy_(master)
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that the next update depends on, by the weights' names; not copies."""
-        found = dict(self._named("weight", [master.detach() for master in self._masters]))
+        tensors = self._named("weight", [master.detach() for master in self._masters])
         if self.version:
-            states = [self.optimizer.state[master] for master in self._masters]
-            for kind in _MOMENTS:
-                found |= self._named(kind, [state[kind] for state in states])
+            for moment in _MOMENTS:
+                moments = [self.optimizer.state[master][moment] for master in self._masters]
+                tensors |= self._named(moment, moments)
         if self.average is not None:
-            found |= self._named("average", self.average.tensors)
-        return found | self.past.tensors()
+            tensors |= self._named("average", self.average.tensors)
+        return tensors | self.past.tensors()
 
     def facts(self) -> dict[str, Any]:
         """Whatever else the next update depends on, besides the settings."""
-        average = {} if self.average is None else {"average": self.average.total}
-        return {
+        facts: dict[str, Any] = {
             "version": self.version,
             "loss_scale": self.loss_scale.state_dict(),
             "past": self.past.versions(),
-        } | average
+        }
+        if self.average is not None:
+            facts["average"] = self.average.total
+        return facts
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
@@ -357,18 +377,25 @@ class Learner:
         self.loss_scale.load_state_dict(facts["loss_scale"])
         if self.average is not None:
             self.average.total = facts["average"]
-        for master in self._masters if self.version else ():
-            moments = {kind: torch.zeros_like(master) for kind in _MOMENTS}
-            self.optimizer.state[master] = {"step": torch.tensor(float(self.version)), **moments}
+        if self.version:
+            # AdamW makes its state at the first step: there must be tensors for `load` to fill.
+            for master in self._masters:
+                state = {"step": torch.tensor(float(self.version))}
+                for moment in _MOMENTS:
+                    state[moment] = torch.zeros_like(master)
+                self.optimizer.state[master] = state
         load(self.tensors())
-        with torch.no_grad():
-            for weight, master in zip(self._weights, self._masters, strict=True):
-                if weight is not master:
-                    weight.copy_(master)
+        self._round_masters()
         self.past.restore(facts.get("past", ()), load)  # absent in older checkpoints
 
-    def _named(self, kind: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}
+    def _named(self, prefix: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        names = [f"{prefix}.{name}" for name in self._names]
+        return dict(zip(names, tensors, strict=True))
+
+
+def _master(weight: Tensor) -> Tensor:
+    """The float32 weight that AdamW changes: a copy, if the one that computes has fewer digits."""
+    return weight if weight.dtype == torch.float32 else weight.detach().float()
 
 
 def _adam(weights: Sequence[Tensor], config: TrainConfig, fused: bool | None) -> torch.optim.AdamW:
@@ -392,25 +419,57 @@ class _MicroBatch:
     places: list[int]
     samples: list[LearnedResponse]
     scale_S: np.ndarray
-    judged: MicroBatchCoefficients | None = None  # once a pass has begun
+    coefficients: MicroBatchCoefficients | None = None  # once a pass has begun
     bounds: Bounds = field(default_factory=no_bounds)  # likewise
 
     @property
     def requests(self) -> list[ScoreRequest]:
-        return list(map(_request, self.samples)) or [DUMMY_REQUEST]
+        return list(map(_request, self.samples))
+
+
+class _Measured(NamedTuple):
+    """What an update measures of one response: the columns of `Update`."""
+
+    logp_T: np.ndarray
+    entropy_T: np.ndarray
+    topk_logp_TK: np.ndarray | None = None
+    routes: RouteComparison | None = None
+
+
+def _recorded(
+    coefficients: MicroBatchCoefficients,
+    forward: PolicyGradient,
+    routes: Sequence[RouteComparison | None],
+) -> list[_Measured]:
+    """What the passes over a micro-batch measured, by response."""
+    # The coefficients follow from the log-prob pass, if there was one.
+    # Its numbers are recorded, since those of the loss may differ in the last bits.
+    recorded: LogpPass | PolicyGradient = forward
+    if coefficients.logp_pass is not None:
+        recorded = coefficients.logp_pass
+    logp = coefficients.split_by_response(recorded.logp_N)
+    entropy = coefficients.split_by_response(recorded.entropy_N)
+    topk_logp: Sequence[np.ndarray | None] = [None] * len(logp)
+    if coefficients.logp_at_topk_NK is not None:
+        topk_logp = coefficients.split_by_response(coefficients.logp_at_topk_NK)
+    columns = zip(logp, entropy, topk_logp, routes, strict=True)
+    return [_Measured(*column) for column in columns]
 
 
 def _request(sample: LearnedResponse) -> ScoreRequest:
     return ScoreRequest.of(sample.rollout)
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-# Log π, entropy, top K, routes
-_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None, RouteComparison | None]
-_NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None, None)
+def _no_coefficient(_tile: slice, logp_N: Tensor) -> Tensor:
+    return torch.zeros_like(logp_N)
 
 
-# Of N responses with lengths |y| and at most T_max tokens each.
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's names in its state
+# A response without tokens is in no micro-batch.
+_NO_TOKENS = _Measured(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32))
+
+
+# The factors for N responses with lengths |y| and at most T_max tokens each.
 _SCALES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "sequence-sum": lambda length_S, longest: np.full(len(length_S), 1 / (len(length_S) * longest)),
     "sequence-mean": lambda length_S, _: 1 / (len(length_S) * np.maximum(length_S, 1)),
@@ -448,9 +507,11 @@ class LossScale:
     """
 
     def __init__(self, enabled: bool, initial: float = 2.0**16, growth_interval: int = 400) -> None:
-        self.enabled, self.growth_interval = enabled, growth_interval
+        self.enabled = enabled
+        self.growth_interval = growth_interval
         self.value = initial if enabled else 1.0
-        self.finite_steps = self.back_offs = 0
+        self.finite_steps = 0
+        self.back_offs = 0
 
     @property
     def can_back_off(self) -> bool:
@@ -465,7 +526,8 @@ class LossScale:
             return
         if not finite:
             self.value /= 2
-            self.finite_steps, self.back_offs = 0, self.back_offs + 1
+            self.finite_steps = 0
+            self.back_offs += 1
             return
         self.finite_steps += 1
         if self.finite_steps % self.growth_interval == 0:
@@ -475,8 +537,6 @@ class LossScale:
         return {"value": self.value, "finite_steps": self.finite_steps, "back_offs": self.back_offs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.finite_steps, self.back_offs = (
-            state["value"],
-            state["finite_steps"],
-            state["back_offs"],
-        )
+        self.value = state["value"]
+        self.finite_steps = state["finite_steps"]
+        self.back_offs = state["back_offs"]

@@ -1,8 +1,10 @@
 """The sanity test from top to bottom: sample, grade, learn, sync, record, again."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from mismatch_cli.base.errors import MismatchError, first_line
@@ -40,65 +42,80 @@ def train(
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework
-        done, seconds = run.restore() if resume else None, _Seconds(on_phase)
-        # at the start too: the engine may have read the model in a different precision
-        run.load_weights((done or 0) + 1, at_start=True)
-        if done is None and config.evaluation.every:
-            with seconds("evaluate"):
-                evaluate_before(run)
-        for step in range((done or 0) + 1, config.steps + 1):
-            current = _sampled(run, step, seconds)
-            with seconds("recompute"):
-                current.recomputed = run.recompute(current)
-            with seconds("bounds"):
-                current.references = run.references(current)
-            batches = run.minibatches(step)
-            with seconds("sync"):
-                run.sync.score_before_update(step, run.samples(current, batches[0]))
-            with seconds("update"):
-                run.learn(current, batches)
-            with seconds("sync"):
-                first = run.samples(current, batches[0])
-                proof = run.sync.prove(step, first, current.first_logp)
-                run.load_weights(step + 1)
-            with seconds("record"):
-                record = run.record(current) | proof
-            last = step == config.steps
-            if last or (config.evaluation.every and step % config.evaluation.every == 0):
-                with seconds("evaluate"):
-                    record |= evaluate(run, step)
-            run.write(record | {"seconds": seconds.spent})
+        seconds = _Seconds(on_phase)
+        first_step = _begin(run, resume, seconds)
+        for step in range(first_step, config.steps + 1):
+            record = _take_step(run, step, seconds)
+            record["seconds"] = seconds.spent
+            run.write(record)
             if world.first:
-                on_step(record | {"seconds": seconds.spent})
+                on_step(record)
             release()
-            seconds, asked = _Seconds(on_phase), world.told(stop())
-            if last or asked or step % config.checkpoint_every == 0:
-                # After the line, which no kill loses; its time is in the next one
+            seconds = _Seconds(on_phase)
+            last = step == config.steps
+            ends_here = world.told(stop())
+            if last or ends_here or step % config.checkpoint_every == 0:
+                # After the line, which no kill loses; its time is in the next one.
                 with seconds("checkpoint"):
                     run.save(step)
-            if asked and not last:
+            if ends_here and not last:
                 return False
         run.save_model()
         return True
 
 
-def _sampled(
-    run: RunInProgress, step: int, seconds: Callable[[str], AbstractContextManager[None]]
-) -> Step:
+def _begin(run: RunInProgress, resume: bool, seconds: _Seconds) -> int:
+    """Restore the newest checkpoint, if the run is to resume and has one, and give the engine the
+    weights; returns the first step to take.
+    """
+    done = run.restore() if resume else None
+    first_step = 1 if done is None else done + 1
+    # Now, and not only after a step: the engine may have read the model in a different precision.
+    run.load_weights(first_step, at_start=True)
+    if done is None and run.config.evaluation.every:
+        with seconds("evaluate"):
+            evaluate_before(run)
+    return first_step
+
+
+def _take_step(run: RunInProgress, step: int, seconds: _Seconds) -> Record:
+    """Sample, grade, learn, sync and record one step; returns its line without times."""
+    evaluation = run.config.evaluation
+    current = _sample_and_grade(run, step, seconds)
+    with seconds("recompute"):
+        current.recomputed = run.recompute(current)
+    with seconds("bounds"):
+        current.references = run.references(current)
+    batches = run.minibatches(step)
+    with seconds("sync"):
+        run.sync.score_before_update(step, run.samples(current, batches[0]))
+    with seconds("update"):
+        run.learn(current, batches)
+    with seconds("sync"):
+        first_minibatch = run.samples(current, batches[0])
+        proof = run.sync.prove(step, first_minibatch, current.first_logp)
+        run.load_weights(step + 1)
+    with seconds("record"):
+        record = run.record(current) | proof
+    is_evaluated = evaluation.every and step % evaluation.every == 0
+    if is_evaluated or step == run.config.steps:
+        with seconds("evaluate"):
+            record |= evaluate(run, step)
+    return record
+
+
+def _sample_and_grade(run: RunInProgress, step: int, seconds: _Seconds) -> Step:
     """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as
     sampling.
     """
-    config = run.config
-    posed = [
-        p
-        for p in run.share(run.task.of_step(step))
-        for _ in range(config.sampler.samples_per_prompt)
-    ]
+    samples = run.config.sampler.samples_per_prompt
+    problems = run.share(run.task.of_step(step))
+    posed = [problem for problem in problems for _ in range(samples)]
     with seconds("sample"):
-        rollouts = run.sample(posed, step, config.sampler.samples_per_prompt)
+        rollouts = run.sample(posed, step, samples)
     with seconds("grade"):
         current = run.graded(step, posed, rollouts)
-    if config.dynamic_sampling:
+    if run.config.dynamic_sampling:
         with seconds("sample"):
             current = with_other_problems(run, current)
     return current
@@ -119,20 +136,18 @@ def _running(
     try:
         run = RunInProgress(config, run_folder, say, on_phase, world)
         yield run
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch raises these for everything: no memory, a lost device
+    # torch raises these for everything: no memory, a lost device.
+    except (RuntimeError, MemoryError) as error:
         if world.size > 1 and is_lost_rank(error):
-            kept = (
+            advice = (
                 "Every finished step is on record: continue from the newest checkpoint with "
-                "--resume, or let"
+                "--resume, or let max_restarts = N do it automatically."
             )
-            raise lost_rank(world, f"{kept} max_restarts = N do it automatically.") from error
+            raise lost_rank(world, advice) from error
         kind = type(error).__name__
-        memory = (
-            " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
-        )
+        memory = ""
+        if "Memory" in kind:
+            memory = " A new run with a lower --token-budget needs less memory."
         raise MismatchError(
             f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: "
             f"continue from the newest checkpoint with --resume.{memory} MISMATCH_DEBUG=1 "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,27 +26,27 @@ class PastWeights:
         self._updates = updates
         self._copies: dict[int, list[Tensor]] = {}  # by optimiser steps that led to them
 
-    def keep(self, version: int) -> None:
-        """Copy the weights that the next optimiser step will change."""
+    def keep_copy(self, version: int) -> None:
+        """Copy the weights, which the next optimiser step will change; the oldest copy goes."""
         if not self._updates:
             return
         if len(self._copies) == self._updates:
             del self._copies[min(self._copies)]
-        self._copies[version] = [part.to("cpu", copy=True) for part in self._parts()]
+        self._copies[version] = [shard.to("cpu", copy=True) for shard in self._shards()]
 
     def version(self, newest: int) -> int:
         """The optimiser steps that led to the weights that sample, given those made so far."""
         return min(self._copies, default=newest)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def sampling_weights(self) -> Iterator[None]:
         """Let the model have the weights that sample inside the block, then its own again, to the
         bit.
         """
         if not self._copies:
             yield
             return
-        with temporary_values(self._parts(), self._copies[min(self._copies)]):
+        with temporary_values(self._shards(), self._copies[min(self._copies)]):
             yield
 
     def tensors(self) -> dict[str, Tensor]:
@@ -64,9 +63,9 @@ class PastWeights:
         """Continue from `versions()`; `load` fills tensors of the names of `tensors()`."""
         self._copies = {}
         for version in versions:
-            room = map(partial(torch.empty_like, device="cpu"), self._parts())
+            room = [torch.empty_like(shard, device="cpu") for shard in self._shards()]
             self._copies[version] = loaded(f"past-{version}", self._weights, room, load)
 
-    def _parts(self) -> list[Tensor]:
-        """This rank's part of every trained weight."""
+    def _shards(self) -> list[Tensor]:
+        """This rank's shard of every trained weight."""
         return [local_shard(weight.detach()) for weight in self._weights.values()]

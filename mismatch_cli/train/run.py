@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ from mismatch_cli.train.step import (
     Step,
     StepResponses,
     UsedMinibatch,
-    joined,
+    join_responses,
     step_record,
     step_responses,
 )
@@ -89,47 +89,32 @@ class RunInProgress:
         on_phase: Callable[[str], None] = lambda _: None,
         world: World = ALONE,
     ) -> None:
-        self.config, self.folder, self.say, self._on_phase, self.world = (
-            config,
-            run_folder,
-            say,
-            on_phase,
-            world,
-        )
+        self.config = config
+        self.folder = run_folder
+        self.say = say
+        self.world = world
+        self._on_phase = on_phase
         self.framework = ""  # its names for the gap are in the lines too
         # Saved after the last step: it stays, with whatever the user has put beside it
         self._has_model = False
-        # Responses so far that state an answer, and that end without one
-        self._answers, self._warned_of_answers = (0, 0), False
+        self._answers = (0, 0)  # responses so far that state an answer, and that end without one
+        self._warned_of_answers = False
         self._threads = set_threads(config.cpu.threads or None, config.engine.model)
         algorithm = parse_algorithm(config.algorithm, training=True)
-        # An unknown name fails first
+        # An unknown aggregation fails here, before anything loads.
         response_scale(config.aggregation, np.ones(1), config.sampler.max_tokens)
-        sentence = unpublished(algorithm, config.aggregation)
-        if sentence:
-            say(sentence)
+        departure = unpublished(algorithm, config.aggregation)
+        if departure:
+            say(departure)
         self._sampling = SamplingSettings(
             temperature=config.sampler.temperature, max_tokens=config.sampler.max_tokens
         )
         check_ranks(config, world.size)
         self._tokenizer = load_tokenizer(config.engine.model)
-        # First: errors in the data are reported before a model loads
+        # Errors in the data are reported before a model loads.
         self.task = Task(config, self._tokenizer)
         self._check_same()
-        self._on_phase("engine")
-        settings = engine_settings(
-            config, self._sampling, algorithm.needs_top_k, run_folder, say, world
-        )
-        self.engine: Engine = create_engine(config.engine.name, settings)
-        try:
-            self._on_phase("trainer")
-            self._load(algorithm)
-            if world.first:
-                # A run that has loaded can be resumed
-                write_atomically(run_folder / FILE_NAME, config.to_toml())
-        except BaseException:
-            self.close()
-            raise
+        self._load(algorithm)
 
     def _check_same(self) -> None:
         """Check that settings, problems and libraries are the same on every rank."""
@@ -139,51 +124,77 @@ class RunInProgress:
         )
 
     def _load(self, algorithm: Algorithm) -> None:
-        """Encode the problems for the engine's context, and load the trainer beside the engine."""
-        config, scorer = self.config, self.config.scorer
+        """Start the engine, and load the trainer beside it; after an error nothing is left open."""
+        config = self.config
+        self._on_phase("engine")
+        settings = engine_settings(
+            config, self._sampling, algorithm.needs_top_k, self.folder, self.say, self.world
+        )
+        self.engine: Engine = create_engine(config.engine.name, settings)
+        try:
+            self._on_phase("trainer")
+            self._load_trainer(algorithm)
+            if self.world.first:
+                # A run that has loaded can be resumed.
+                write_atomically(self.folder / FILE_NAME, config.to_toml())
+        except BaseException:
+            self.close()
+            raise
+
+    def _load_trainer(self, algorithm: Algorithm) -> None:
+        """Encode the problems for the engine's context, and load the trainer, the learner and the
+        sync.
+        """
+        config = self.config
+        scorer = config.scorer
         self.task.pose(self.engine.max_model_len)
         for sentence in self.task.left_out:
             self.say(sentence)
+        sharding = None
+        if self.world.size > 1:
+            sharding = Sharding(self.world, learns=True, cpu_offload=scorer.cpu_offload)
         trainer = Trainer.load(
             config.engine.model,
             sampling=self._sampling,
             dtype=scorer.dtype,
             attn_implementation=scorer.attn,
-            sharding=Sharding(self.world, True, scorer.cpu_offload)
-            if self.world.size > 1
-            else None,
+            sharding=sharding,
             replay_routes=scorer.replay_routes,
         )
         if scorer.gradient_checkpointing:
             checkpoint_layers(trainer.model)
-        scored = trainer.describe()
-        for sentence in filter(
-            None, (attention_warning(scored), rescaling_warning(self.engine.describe(), scored))
-        ):
-            self.say(sentence)
-        self.lora = weights = None
-        if config.lora.wanted:
-            self.lora = start_lora(
-                trainer.model,
-                rank=config.lora.rank,
-                alpha=config.lora.alpha,
-                targets=config.lora.targets,
-                seed=config.sampler.seed,
-            )
-            weights = MergedAdapter(trainer.model)
+        facts = trainer.describe()
+        for warning in (attention_warning(facts), rescaling_warning(self.engine.describe(), facts)):
+            if warning:
+                self.say(warning)
+        merged = self._start_adapter(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
-        self.sync = self._weight_sync(trainer, weights)
+        self.sync = self._weight_sync(trainer, merged)
 
-    def _weight_sync(self, trainer: Trainer, weights: MergedAdapter | None) -> WeightSync:
+    def _start_adapter(self, model: Any) -> MergedAdapter | None:
+        """Add a new adapter to the model, if the run trains one; the engine gets it merged."""
+        lora = self.config.lora
+        self.lora: Any = None
+        if not lora.wanted:
+            return None
+        self.lora = start_lora(
+            model,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=lora.targets,
+            seed=self.config.sampler.seed,
+        )
+        return MergedAdapter(model)
+
+    def _weight_sync(self, trainer: Trainer, merged: MergedAdapter | None) -> WeightSync:
         config = self.config
         remote = engine_module(config.engine.name).REMOTE  # a server decides on its own dtype
         dtypes = config.scorer.dtype, config.engine.dtype, config.engine.kv_cache_dtype
         dtype, why = dtype_of_weights(self.engine)
         if why:
             self.say(why)
-        responses = (
-            len(self.world.share(config.prompts_per_step)) * config.sampler.samples_per_prompt
-        )
+        problems = len(self.world.share(config.prompts_per_step))
+        responses = problems * config.sampler.samples_per_prompt
         return WeightSync(
             self.engine,
             trainer,
@@ -192,7 +203,7 @@ class RunInProgress:
             dtype=dtype,
             reads=engine_has(config.engine.name, "OPEN") and dtype is not None,
             every=steps_between_checks(responses, config.epochs),
-            weights=weights,
+            weights=merged,
             world=self.world,
         )
 
@@ -200,34 +211,22 @@ class RunInProgress:
         """Go back to the newest checkpoint; returns the number of finished steps, None without a
         checkpoint.
         """
-        found = latest_checkpoint(self.folder, self.world)
-        if found is None:
-            recorded, first = (
-                last_step(self.folder),
-                min(self.config.checkpoint_every, self.config.steps),
-            )
-            # A step's line is written before its checkpoint, and a kill or a full disk can come
-            # between them.
-            if recorded > first or (recorded == first and (self.folder / "model").exists()):
-                look = suggest("report", self.folder)
-                raise MismatchError(
-                    f"{self.folder} has {recorded} steps on record, but its checkpoints are "
-                    "gone, so it cannot be resumed. Start again in another --output. To look at "
-                    f"it: {look}"
-                )
+        checkpoint = latest_checkpoint(self.folder, self.world)
+        if checkpoint is None:
+            _check_not_begun(self.folder, self.config)
             self._cut_back(-1)
             return None
-        self.learner.restore(found.facts["learner"], found.load)
-        self.sync.restore(found.facts["sync"], found.load)
+        self.learner.restore(checkpoint.facts["learner"], checkpoint.load)
+        self.sync.restore(checkpoint.facts["sync"], checkpoint.load)
         # Every rank knows the given-up questions; only the first has the counts
-        judge = found.facts["judge"]
-        own = judge if self.world.first else judge | {"timeouts": 0, "unstated": 0}
-        self.task.grader.load_state_dict(own)
-        self._cut_back(found.step)
-        self._has_model = found.step == self.config.steps and self.world.told(
-            (self.folder / "model").is_dir()
-        )
-        return found.step
+        grader = checkpoint.facts["judge"]
+        if not self.world.first:
+            grader = grader | {"timeouts": 0, "unstated": 0}
+        self.task.grader.load_state_dict(grader)
+        self._cut_back(checkpoint.step)
+        if checkpoint.step == self.config.steps:
+            self._has_model = self.world.told((self.folder / "model").is_dir())
+        return checkpoint.step
 
     def _cut_back(self, step: int) -> None:
         self.world.barrier()  # until every rank has read the files
@@ -249,11 +248,15 @@ class RunInProgress:
 
     def _judge(self) -> Record:
         """The responses that took too long to grade, on any rank."""
-        found = self.world.gather(self.task.grader.state_dict())
-        given_up = sorted({question for state in found for question in state["given_up"]})
+        given_up: set[Any] = set()
+        for state in self.world.gather(self.task.grader.state_dict()):
+            given_up.update(state["given_up"])
         counts = self.counts()
-        timeouts, unstated = counts["grading_timeouts"], counts["unstated"]
-        return {"given_up": given_up, "timeouts": timeouts, "unstated": unstated}
+        return {
+            "given_up": sorted(given_up),
+            "timeouts": counts["grading_timeouts"],
+            "unstated": counts["unstated"],
+        }
 
     def _save_adapter(self, folder: Path) -> None:
         """Save the adapter as peft does, for the user: a resumed run reads the state instead."""
@@ -272,33 +275,32 @@ class RunInProgress:
         samples: int,
         sampling: SamplingSettings | None = None,
     ) -> list[Any]:
-        if isinstance(environments := self.task.grader, Environments):
+        """A rollout for each posed problem; `samples` consecutive ones are of the same problem."""
+        problems = [encoded.problem for encoded in posed]
+        environments = self.task.grader
+        if isinstance(environments, Environments):
             episodes = Episodes(self.engine, environments, self._tokenizer, self.config, self.world)
-            return episodes.play([p.problem for p in posed], step, samples, sampling)
-        seeds = [
-            sample_seed(self.config.sampler.seed, p.problem.prompt_id, i % samples, step)
-            for i, p in enumerate(posed)
-        ]
-        requests = [
-            Request(p.prompt_ids, seed, sampling) for p, seed in zip(posed, seeds, strict=True)
-        ]
-        return sample_checked(
-            self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None
-        )
+            return episodes.play(problems, step, samples, sampling)
+        requests = []
+        for i, encoded in enumerate(posed):
+            prompt_id = encoded.problem.prompt_id
+            seed = sample_seed(self.config.sampler.seed, prompt_id, i % samples, step)
+            requests.append(Request(encoded.prompt_ids, seed, sampling))
+        prompt_ids = [problem.prompt_id for problem in problems]
+        return sample_checked(self.engine, requests, prompt_ids, lambda _: None)
 
     def grade(self, posed: list[EncodedProblem], rollouts: list[Any]) -> np.ndarray:
-        return np.array(
-            self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32
-        )
+        problems = [encoded.problem for encoded in posed]
+        return np.array(self.task.grader.rewards(problems, rollouts), dtype=np.float32)
 
     def graded(self, step: int, posed: list[EncodedProblem], rollouts: list[Any]) -> Step:
         """A step with the rewards and advantages of its responses; consecutive responses form a
         group.
         """
         reward_S = self.grade(posed, rollouts)
-        advantage_S = np.nan_to_num(
-            group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
-        )
+        prompt_id_S = np.array([encoded.problem.prompt_id for encoded in posed])
+        # A response that nobody graded has no advantage.
+        advantage_S = np.nan_to_num(group_mean_advantages(reward_S, prompt_id_S))
         index = [i % self.config.sampler.samples_per_prompt for i in range(len(posed))]
         version = self.learner.past.version(self.learner.version)
         return Step(step, version, posed, index, rollouts, reward_S, advantage_S)
@@ -311,7 +313,7 @@ class RunInProgress:
         if not (config.recompute or config.staleness or self.learner.algorithm.needs_recomputed):
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             return self.learner.trainer.score(requests, token_budget=config.scorer.token_budget)
 
     def references(self, step: Step) -> dict[int, FullReference]:
@@ -322,13 +324,15 @@ class RunInProgress:
         moves = config.staleness or config.minibatches * config.epochs > 1
         if not (config.bounds_share and moves):
             return {}
-        trainer, sampling = self.learner.trainer, self._sampling
-        with self.learner.past.in_place():
-            return references(step.rollouts, step.hash_S, trainer, sampling, config, self.world)
+        trainer = self.learner.trainer
+        with self.learner.past.sampling_weights():
+            return references(
+                step.rollouts, step.hash_S, trainer, self._sampling, config, self.world
+            )
 
     def load_weights(self, step: int, *, at_start: bool = False) -> None:
         """Give the engine the weights with which it samples `step`: the newest, or older ones."""
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             self.sync.load(step, at_start=at_start)
 
     @contextmanager
@@ -339,7 +343,7 @@ class RunInProgress:
             return
         self.sync.send()
         yield
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             self.sync.send()
 
     def minibatches(self, step: int) -> list[Minibatch]:
@@ -348,81 +352,72 @@ class RunInProgress:
 
         A rule that looks at all samples of a prompt needs them in the same minibatch.
         """
-        config, problems = self.config, self.world.share(self.config.prompts_per_step)
-        responses = config.prompts_per_step * config.sampler.samples_per_prompt
-        local = range(
-            problems.start * config.sampler.samples_per_prompt,
-            problems.stop * config.sampler.samples_per_prompt,
-        )
-        batches = []
-        for epoch in range(self.config.epochs):
-            together = (
-                config.sampler.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
-            )
-            order = list(range(responses // together))
-            random.Random(f"{self.config.sampler.seed}/{step}/{epoch}").shuffle(order)
-            parts = (
-                np.ravel(part[:, None] * together + np.arange(together))
-                for part in np.array_split(order, config.minibatches)
-            )
-            rows = ([row - local.start for row in part.tolist() if row in local] for part in parts)
-            batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
-        return batches
+        config = self.config
+        samples = config.sampler.samples_per_prompt
+        problems = self.world.share(config.prompts_per_step)
+        own_rows = range(problems.start * samples, problems.stop * samples)
+        together = samples if self.learner.algorithm.looks_at_groups else 1
+        minibatches = []
+        for epoch in range(config.epochs):
+            order = list(range(config.prompts_per_step * samples // together))
+            random.Random(f"{config.sampler.seed}/{step}/{epoch}").shuffle(order)
+            for number, part in enumerate(np.array_split(order, config.minibatches)):
+                rows = np.ravel(part[:, None] * together + np.arange(together)).tolist()
+                own = [row - own_rows.start for row in rows if row in own_rows]
+                minibatches.append(Minibatch(epoch, number, own))
+        return minibatches
 
-    def samples(self, step: Step, batch: Minibatch) -> list[LearnedResponse]:
+    def samples(self, step: Step, minibatch: Minibatch) -> list[LearnedResponse]:
         """A minibatch of a step for the learner; at the weights that sampled, its own log π is
         the recomputed one.
         """
         moved = self.learner.version > step.version
-        rows = batch.rows
-        recomputed = [
-            step.recomputed[row] if step.recomputed is not None and moved else None for row in rows
-        ]
-        scores = [
-            (None, None) if known is None else (known.logp_T, known.logp_at_topk_TK)
-            for known in recomputed
-        ]
-        use = (step.number, batch.epoch, batch.number)
-        keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
-        references = step.references if moved else {}
-        return [
-            LearnedResponse(
-                step.rollouts[row],
-                float(step.advantage_S[row]),
-                logp_T,
-                topk_logp_TK,
-                key,
-                reference=references.get(row),
+        samples = []
+        for row in minibatch.rows:
+            key = (
+                step.number,
+                minibatch.epoch,
+                minibatch.number,
+                step.posed[row].problem.prompt_id,
+                step.sample_index[row],
             )
-            for row, (logp_T, topk_logp_TK), key in zip(rows, scores, keys, strict=True)
-        ]
+            sample = LearnedResponse(step.rollouts[row], float(step.advantage_S[row]), row_key=key)
+            if moved:
+                sample = replace(sample, reference=step.references.get(row))
+            if moved and step.recomputed is not None:
+                scores = step.recomputed[row]
+                sample = replace(
+                    sample,
+                    logp_recomputed_T=scores.logp_T,
+                    topk_logp_recomputed_TK=scores.logp_at_topk_TK,
+                )
+            samples.append(sample)
+        return samples
 
-    def learn(self, step: Step, batches: Sequence[Minibatch]) -> None:
+    def learn(self, step: Step, minibatches: Sequence[Minibatch]) -> None:
         """An update with each minibatch; then memory for gradients is free until the next step
         learns.
         """
-        for batch in batches:
-            self._update(step, batch)
+        for minibatch in minibatches:
+            self._update(step, minibatch)
         self.learner.drop_gradients()
 
-    def _update(self, step: Step, batch: Minibatch) -> None:
+    def _update(self, step: Step, minibatch: Minibatch) -> None:
         """One optimiser step; if it is not finite, everything up to it is saved as a trace."""
         version = self.learner.version
         try:
-            update = self.learner.update(self.samples(step, batch))
+            update = self.learner.update(self.samples(step, minibatch))
         except NotFiniteError as error:
-            step.uses.append(UsedMinibatch(batch, version, error.update))
+            step.uses.append(UsedMinibatch(minibatch, version, error.update))
             updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"
             why = f"step {step.number} ended at {updates}, whose gradient was not finite"
             responses = self._all_responses(step)
-            folder = (
-                self.write_trace("not-finite", responses.table, cut_short=why)
-                if responses
-                else None
-            )
+            folder = None
+            if responses is not None:
+                folder = self.write_trace("not-finite", responses.table, cut_short=why)
             self.world.barrier()  # a rank that ends takes the others down with it
             raise MismatchError(f"{error} The data behind it is in {folder}.") from error
-        step.uses.append(UsedMinibatch(batch, version, update))
+        step.uses.append(UsedMinibatch(minibatch, version, update))
 
     def counts(self) -> Record:
         """Counts of failures so far that did not stop the run."""
@@ -437,17 +432,18 @@ class RunInProgress:
         """The line of a step, without times, and its trace if one is due; {} on all ranks but
         the first.
         """
-        counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
-        answers = sum(self.world.gather(self.task.grader.stated)), counts["unstated"]
+        counts = self.counts()
+        responses = self._all_responses(step)
+        stated = sum(self.world.gather(self.task.grader.stated))
         if responses is None:
             return {}
-        self._warn_of_no_answers(answers, responses)
+        self._warn_of_no_answers((stated, counts["unstated"]), responses)
+        every = self.config.trace_every
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
+        algorithm = self.learner.algorithm
         routers = self.learner.trainer.routing.describe()
-        return (
-            step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
-        )
+        return step_record(step, responses, algorithm, routers, self.framework) | counts
 
     def _warn_of_no_answers(self, answers: tuple[int, int], responses: StepResponses) -> None:
         """Warn once if most responses graded since the last step state no answer: their reward
@@ -456,9 +452,8 @@ class RunInProgress:
         counts_answers = needs_answer(self.config.task.reward) and not self.config.turns.environment
         if self._warned_of_answers or not counts_answers:
             return
-        stated, unstated = (
-            now - before for now, before in zip(answers, self._answers, strict=True)
-        )
+        stated = answers[0] - self._answers[0]
+        unstated = answers[1] - self._answers[1]
         self._answers = answers
         if stated == 0:
             truncated = int(responses.truncated_S.sum())
@@ -469,8 +464,8 @@ class RunInProgress:
 
     def _all_responses(self, step: Step) -> StepResponses | None:
         """The responses of all ranks, on the first one."""
-        found = self.world.gather_first(step_responses(step))
-        return joined(found) if found else None
+        parts = self.world.gather_first(step_responses(step))
+        return join_responses(parts) if parts else None
 
     def write(self, record: Record) -> None:
         """Append a line to metrics.jsonl, on the first rank."""
@@ -497,13 +492,12 @@ class RunInProgress:
         self._on_phase("model")
         logging.disable_progress_bar()
         trained = self.learner.model
+        if self.lora is not None and self.world.first:
+            with replacing_folder(self.folder / "adapter") as temporary:
+                save_adapter(self.lora, temporary)
         if self.lora is not None or is_spread(trained):
-            if self.lora is not None and self.world.first:
-                with replacing_folder(self.folder / "adapter") as temporary:
-                    save_adapter(self.lora, temporary)
-            state = gather_on_first(
-                whole_state(trained if self.lora is None else MergedAdapter(trained)), self.world
-            )
+            weights = trained if self.lora is None else MergedAdapter(trained)
+            state = gather_on_first(whole_state(weights), self.world)
             if not self.world.first:
                 return
             trained = load_causal_lm(
@@ -520,41 +514,39 @@ class RunInProgress:
         """
         folder = self.folder / "traces" / name
         path = shard_path(folder, 0)
-        why = {"cut_short": cut_short} if cut_short else {}
         write_vocabulary(folder, self._tokenizer)
-        write_manifest(folder, self._manifest() | shard_entries({path.name: table.num_rows}) | why)
+        manifest = self._manifest() | shard_entries({path.name: table.num_rows})
+        if cut_short:
+            manifest["cut_short"] = cut_short
+        write_manifest(folder, manifest)
         write_shard(path, table)
         return folder
 
     def _manifest(self) -> dict[str, Any]:
-        sampling = vars(self._sampling)
-        return {
+        config = self.config
+        manifest = {
             "command": "train",
             "rollout": self.engine.describe(),
             "trainer": self.learner.trainer.describe() | self._adapter_facts(),
-            "config": {"sampling": dict(sampling), "seed": self.config.sampler.seed},
-            "algorithm": self.config.algorithm,
-            **(
-                {"environment": self.config.turns.environment}
-                if self.config.turns.environment
-                else {}
-            ),
-            "libraries": library_versions(),
-            "threads": self._threads,
+            "config": {"sampling": dict(vars(self._sampling)), "seed": config.sampler.seed},
+            "algorithm": config.algorithm,
         }
+        if config.turns.environment:
+            manifest["environment"] = config.turns.environment
+        return manifest | {"libraries": library_versions(), "threads": self._threads}
 
     def _adapter_facts(self) -> dict[str, Any]:
         """The adapter in training, described like a saved one; the engine has the merged
         weights.
         """
-        config = self.config
         if self.lora is None:
             return {}
+        peft_config = vars(self.lora.peft_config["default"])
         return {
             "adapter": "in training",
-            "adapter_rank": config.lora.rank,
-            "adapter_alpha": config.lora.alpha,
-            "adapter_targets": ", ".join(target_names(vars(self.lora.peft_config["default"]))),
+            "adapter_rank": self.config.lora.rank,
+            "adapter_alpha": self.config.lora.alpha,
+            "adapter_targets": ", ".join(target_names(peft_config)),
             "adapter_merged": False,
         }
 
@@ -562,3 +554,18 @@ class RunInProgress:
         self.task.grader.stop()
         with suppress(Exception):  # the engine may have died; what is on record is safe
             self.engine.close()
+
+
+def _check_not_begun(folder: Path, config: TrainConfig) -> None:
+    """Refuse to start a run again if its steps are on record but its checkpoints are gone."""
+    recorded = last_step(folder)
+    first = min(config.checkpoint_every, config.steps)
+    # A step's line is written before its checkpoint, and a kill or a full disk can come between
+    # them: then the first step of a checkpoint is on record without one.
+    ended = recorded == first and (folder / "model").exists()
+    if recorded > first or ended:
+        raise MismatchError(
+            f"{folder} has {recorded} steps on record, but its checkpoints are gone, so it cannot "
+            "be resumed. Start again in another --output. To look at it: "
+            f"{suggest('report', folder)}"
+        )

@@ -4,8 +4,10 @@ computed from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +27,7 @@ from mismatch_cli.metrics.update_table import gap_record, update_record
 from mismatch_cli.models.scoring.trainer import ResponseScores
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
-from mismatch_cli.rules.batch import Rollout
+from mismatch_cli.rules.batch import Rollout, TokenBatch
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.routes import route_columns
 from mismatch_cli.trace.training_folder import AS
@@ -55,7 +57,7 @@ class Step:
     @property
     def hash_S(self) -> np.ndarray:
         """A uint64 per response, from its step, problem and number."""
-        prompt_S = np.array([posed.problem.prompt_id for posed in self.posed], dtype=np.int64)
+        prompt_S = np.array([encoded.problem.prompt_id for encoded in self.posed], dtype=np.int64)
         index_S = np.array(self.sample_index, dtype=np.int64)
         return hash_keys(np.full_like(prompt_S, self.number), prompt_S, index_S)
 
@@ -88,90 +90,104 @@ class UsedMinibatch:
 
 def step_table(step: Step) -> pa.Table:
     """One row per response and use, in the columns of a trace."""
-    rows = [(use, place, row) for use in step.uses for place, row in enumerate(use.minibatch.rows)]
-    equal = [use.version == step.version for use, _, _ in rows]
-    columns: dict[str, Any] = {
-        "step": [step.number] * len(rows),
-        "epoch": [use.minibatch.epoch for use, _, _ in rows],
-        "minibatch": [use.minibatch.number for use, _, _ in rows],
-        "prompt_id": [step.posed[row].problem.prompt_id for _, _, row in rows],
-        "sample_index": [step.sample_index[row] for _, _, row in rows],
-        "version_rollout": [step.version] * len(rows),
-        "version_trainer": [use.version for use, _, _ in rows],
-        "prompt_ids": [step.rollouts[row].prompt_ids for _, _, row in rows],
-        "response_ids": [step.rollouts[row].response_ids for _, _, row in rows],
-        "loss_mask": [_sampled_T(step.rollouts[row]) for _, _, row in rows],
-        "logp_rollout": [step.rollouts[row].logp_rollout_T for _, _, row in rows],
-        "logp_trainer": [use.update.logp[place] for use, place, _ in rows],
-        "entropy_trainer": [use.update.entropy[place] for use, place, _ in rows],
-        "reward": [
-            None if np.isnan(step.reward_S[row]) else float(step.reward_S[row])
-            for _, _, row in rows
-        ],
-        "advantage": [
-            np.where(_sampled_T(step.rollouts[row]), step.advantage_S[row], 0) for _, _, row in rows
-        ],
-        "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
-    }
-    if step.recomputed is not None or any(equal):
-        known = step.recomputed
-        columns["logp_recomputed"] = [
-            use.update.logp[place]
-            if same
-            else None
-            if known is None
-            else _measured(step, row, known[row].logp_T)
-            for (use, place, row), same in zip(rows, equal, strict=True)
-        ]
-    if any(use.update.logp_average is not None for use in step.uses):
-        columns["logp_average"] = [
-            None
-            if use.update.logp_average is None
-            else _measured(step, row, use.update.logp_average[place])
-            for use, place, row in rows
-        ]
-    # The algorithm needs the top K
-    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):
-        columns |= {
-            "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
-            "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
-            "topk_logp_trainer": [use.update.topk_logp[place] for use, place, _ in rows],
-        }
-        if step.recomputed is not None:
-            known_at = [scores.logp_at_topk_TK for scores in step.recomputed]
-            columns["topk_logp_recomputed"] = [
-                _measured(step, row, known_at[row]) for _, _, row in rows
-            ]
-    if any(found is not None for use in step.uses for found in use.update.routes):
-        columns |= route_columns(
-            [
-                use.update.routes[place] if same else None
-                for (use, place, _), same in zip(rows, equal, strict=True)
-            ]
-        )
+    has_top_k = _any_measured(use.update.topk_logp for use in step.uses)
+    columns: dict[str, Any] = defaultdict(list)
+    routes = []
+    for use in step.uses:
+        for place, row in enumerate(use.minibatch.rows):
+            cells = _cells(step, use, place, row)
+            if has_top_k:
+                cells |= _top_k_cells(step, use, place, row)
+            for name, cell in cells.items():
+                columns[name].append(cell)
+            # The engine chose its experts at the weights that sampled, so only these compare.
+            routes.append(use.update.routes[place] if use.version == step.version else None)
+    for name in ("logp_recomputed", "logp_average"):
+        if not _any_measured([columns[name]]):
+            del columns[name]
+    if _any_measured(use.update.routes for use in step.uses):
+        columns |= route_columns(routes)
     return rows_to_table(columns)
 
 
-def _sampled_T(rollout: Rollout) -> np.ndarray:
-    """The loss mask, bool: which tokens the engine sampled."""
-    return (
-        np.ones(len(rollout.response_ids), dtype=bool)
-        if rollout.sampled_T is None
-        else rollout.sampled_T
-    )
+def _any_measured(columns: Iterable[Sequence[Any]]) -> bool:
+    return any(value is not None for value in chain.from_iterable(columns))
 
 
-def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray | None:
-    """The trainer's values; NaN for the tokens of an environment, which count nowhere."""
-    sampled_T = step.rollouts[row].sampled_T
+def _cells(step: Step, use: UsedMinibatch, place: int, row: int) -> dict[str, Any]:
+    """The cells of a response, which has this place in the minibatch and this row in the step."""
+    rollout = step.rollouts[row]
+    sampled_T = _loss_mask(rollout)
+    reward = float(step.reward_S[row])
+    logp_average_T = None
+    if use.update.logp_average is not None:
+        logp_average_T = _where_sampled(rollout, use.update.logp_average[place])
+    return {
+        "step": step.number,
+        "epoch": use.minibatch.epoch,
+        "minibatch": use.minibatch.number,
+        "prompt_id": step.posed[row].problem.prompt_id,
+        "sample_index": step.sample_index[row],
+        "version_rollout": step.version,
+        "version_trainer": use.version,
+        "prompt_ids": rollout.prompt_ids,
+        "response_ids": rollout.response_ids,
+        "loss_mask": sampled_T,
+        "logp_rollout": rollout.logp_rollout_T,
+        "logp_trainer": use.update.logp[place],
+        "logp_recomputed": _logp_recomputed(step, use, place, row),
+        "logp_average": logp_average_T,
+        "entropy_trainer": use.update.entropy[place],
+        "reward": None if np.isnan(reward) else reward,
+        "advantage": np.where(sampled_T, step.advantage_S[row], 0),
+        "finish_reason": rollout.finish_reason,
+    }
+
+
+def _logp_recomputed(step: Step, use: UsedMinibatch, place: int, row: int) -> np.ndarray | None:
+    """log π at the weights that sampled: that of the update, if it was made at these."""
+    if use.version == step.version:
+        return use.update.logp[place]
+    if step.recomputed is None:
+        return None
+    return _where_sampled(step.rollouts[row], step.recomputed[row].logp_T)
+
+
+def _top_k_cells(step: Step, use: UsedMinibatch, place: int, row: int) -> dict[str, Any]:
+    """The cells of a response at the engine's top K, which the algorithm needs."""
+    rollout = step.rollouts[row]
+    cells = {
+        "topk_ids": rollout.topk_ids_TK,
+        "topk_logp_rollout": rollout.topk_logp_rollout_TK,
+        "topk_logp_trainer": use.update.topk_logp[place],
+    }
+    if step.recomputed is not None:
+        logp_TK = step.recomputed[row].logp_at_topk_TK
+        cells["topk_logp_recomputed"] = _where_sampled(rollout, logp_TK)
+    return cells
+
+
+def _loss_mask(rollout: Rollout) -> np.ndarray:
+    """Which tokens the engine sampled, bool."""
+    if rollout.sampled_T is not None:
+        return rollout.sampled_T
+    return np.ones(len(rollout.response_ids), dtype=bool)
+
+
+def _where_sampled(rollout: Rollout, values_T: np.ndarray | None) -> np.ndarray | None:
+    """The trainer's values `_T` or `_TK`; NaN for the tokens of an environment, which count
+    nowhere.
+    """
+    sampled_T = rollout.sampled_T
     if values_T is None or sampled_T is None:
         return values_T
-    return np.where(sampled_T.reshape(-1, *[1] * (values_T.ndim - 1)), values_T, np.float32(np.nan))
+    sampled_T = sampled_T if values_T.ndim == 1 else sampled_T[:, None]
+    return np.where(sampled_T, values_T, np.float32(np.nan))
 
 
 @dataclass(frozen=True)
 class StepResponses:
-    """What the line and the trace of a step need of some of its responses."""
+    """Some responses of a step: what its line and its trace need of them."""
 
     table: pa.Table  # a row per use of a response
     reward_S: np.ndarray
@@ -183,13 +199,13 @@ class StepResponses:
 
 def mean_reward(reward_S: np.ndarray) -> float:
     """The mean over the graded responses; a `MismatchError` if there are none."""
-    judged_S = reward_S[~np.isnan(reward_S)]
-    if not len(judged_S):
+    graded_S = reward_S[~np.isnan(reward_S)]
+    if not len(graded_S):
         raise MismatchError(
             f"--reward graded none of {len(reward_S)} responses: it returned None for each. "
             "Return a number for some."
         )
-    return float(judged_S.mean())
+    return float(graded_S.mean())
 
 
 def step_responses(step: Step) -> StepResponses:
@@ -201,18 +217,16 @@ def step_responses(step: Step) -> StepResponses:
     return StepResponses(step_table(step), step.reward_S, length_S, turns_S, truncated_S, bounds_U3)
 
 
-def joined(parts: Sequence[StepResponses]) -> StepResponses:
+def join_responses(parts: Sequence[StepResponses]) -> StepResponses:
     """The responses of all ranks, in their order."""
     if len(parts) == 1:
         return parts[0]
-    table = pa.concat_tables(
-        [part.table for part in parts if len(part.table)], promote_options="default"
-    )
-    columns = (
-        [getattr(part, name) for part in parts]
-        for name in ("reward_S", "length_S", "turns_S", "truncated_S", "bounds_U3")
-    )
-    return StepResponses(table.combine_chunks(), *map(np.concatenate, columns))
+    tables = [part.table for part in parts if len(part.table)]
+    table = pa.concat_tables(tables, promote_options="default")
+    arrays = []
+    for name in ("reward_S", "length_S", "turns_S", "truncated_S", "bounds_U3"):
+        arrays.append(np.concatenate([getattr(part, name) for part in parts]))
+    return StepResponses(table.combine_chunks(), *arrays)
 
 
 def step_record(
@@ -228,64 +242,82 @@ def step_record(
     framework would show.
     """
     batch = table_to_batch(responses.table)
-    pairs, routing = (
-        {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")},
-        RouteFlips(),
-    )
-    pairs["mismatch"].update(batch, routing)
-    pairs["total"].update(batch)
-    routing.update_responses(responses.table, batch.prompt_id_S)
-    total = pairs["total"].estimates()
-    norms = [use.update.grad_norm for use in step.uses if use.update.stepped]
+    last = step.uses[-1]
     record: dict[str, Any] = {
         "step": step.number,
-        "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
+        "updates": last.version + int(last.update.stepped),
         "reward": mean_reward(responses.reward_S),
         "length": float(np.mean(responses.length_S)),
         "turns": float(np.mean(responses.turns_S)),
         "truncated": float(np.mean(responses.truncated_S)),
-        "grad_norm": float(np.mean(norms)) if norms else None,
-        "mismatch": _pick(pairs["mismatch"], pairs["mismatch"].estimates()),
-        "current": _pick(pairs["total"], total),
-        "entropy": total["entropy_mean"].value,
+        "grad_norm": _mean_grad_norm(step),
     }
-    if routed := routing.result(0, routers):
-        record["routing"] = {key: estimate.value for key, estimate in routed.metrics.items()}
-    if unjudged := int(np.isnan(responses.reward_S).sum()):
-        record["unjudged"] = unjudged
-    if step.sampled is not None:
-        record["sampled"] = step.sampled
-    if len(responses.bounds_U3):
-        record["bounds"] = in_line(responses.bounds_U3)
+    record |= _gaps(batch, responses.table, routers)
+    record |= _rare_facts(step, responses)
     if framework:
         record[AS] = {framework: dashboard(batch, framework)}
-    return (
-        record
-        | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1))
-        | _blocked(batch, algorithm)
-    )
+    groups_GS = responses.reward_S.reshape(-1, max(step.sample_index) + 1)
+    return record | _groups(groups_GS) | _blocked(batch, algorithm)
+
+
+def _gaps(batch: TokenBatch, table: pa.Table, routers: Mapping[str, Any]) -> dict[str, Any]:
+    """The gaps between the policies, the entropy, and what routers did, if a model has any."""
+    mismatch = MismatchSummary(PAIRS["mismatch"])
+    current = MismatchSummary(PAIRS["total"])
+    routing = RouteFlips()
+    mismatch.update(batch, routing)
+    current.update(batch)
+    routing.update_responses(table, batch.prompt_id_S)
+    estimates = current.estimates()
+    gaps: dict[str, Any] = {
+        "mismatch": _gap(mismatch, mismatch.estimates()),
+        "current": _gap(current, estimates),
+        "entropy": estimates["entropy_mean"].value,
+    }
+    routed = routing.result(0, routers)
+    if routed is not None:
+        gaps["routing"] = {key: estimate.value for key, estimate in routed.metrics.items()}
+    return gaps
+
+
+def _mean_grad_norm(step: Step) -> float | None:
+    norms = [use.update.grad_norm for use in step.uses if use.update.stepped]
+    return float(np.mean(norms)) if norms else None
+
+
+def _gap(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    """The gap of a pair of policies; empty without a counted token."""
+    if not summary.exact.counts.tokens:
+        return {}
+    return gap_record({key: estimate.value for key, estimate in estimates.items()})
+
+
+def _rare_facts(step: Step, responses: StepResponses) -> dict[str, Any]:
+    """Facts that only some steps have."""
+    facts: dict[str, Any] = {}
+    unjudged = int(np.isnan(responses.reward_S).sum())
+    if unjudged:
+        facts["unjudged"] = unjudged
+    if step.sampled is not None:
+        facts["sampled"] = step.sampled
+    if len(responses.bounds_U3):
+        facts["bounds"] = in_line(responses.bounds_U3)
+    return facts
 
 
 def _groups(reward_GS: np.ndarray) -> dict[str, float]:
     """Shares of groups that teach nothing: all responses to a problem earned 1, or all earned 0."""
-    right, wrong = ((reward_GS == earned).all(axis=1).mean() for earned in (1, 0))
-    return {"groups_all_right": float(right), "groups_all_wrong": float(wrong)}
+    all_right = (reward_GS == 1).all(axis=1).mean()
+    all_wrong = (reward_GS == 0).all(axis=1).mean()
+    return {"groups_all_right": float(all_right), "groups_all_wrong": float(all_wrong)}
 
 
-def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    return (
-        gap_record({key: found.value for key, found in estimates.items()})
-        if summary.exact.counts.tokens
-        else {}
-    )
-
-
-def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
+def _blocked(batch: TokenBatch, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocks, and bad updates."""
     needs = Needs.of([algorithm])
-    gathering = FirstPass(algorithm.batch_masks)
-    if gathering.rules:
-        add_to_first_pass(gathering, batch, needs, 0)
-    summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
+    first_pass = FirstPass(algorithm.batch_masks)
+    if first_pass.rules:
+        add_to_first_pass(first_pass, batch, needs, 0)
+    summary = ClippingSummary(Question((algorithm,), needs, batch_values=first_pass.settle()))
     summary.update(batch)
     return update_record(summary.result(blocked_tokens=0))

@@ -2,9 +2,12 @@
 what it was sent.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,24 +83,29 @@ class WeightSync:
         `reads`: whether the engine is an `OpenEngine`. `weights`: what the engine gets, if not the
         trainer's model itself but a merged adapter.
         """
-        self._engine, self._trainer, self._model = engine, trainer, weights or trainer.model
-        self._exact, self._token_budget, self._world = exact, token_budget, world
-        self._reads, self._every = reads, every
+        self._engine = engine
+        self._trainer = trainer
+        self._model = weights or trainer.model
+        self._exact = exact
+        self._token_budget = token_budget
+        self._reads = reads
+        self._every = every
+        self._world = world
         self._as_sent: SentWeights | None = None
         if dtype is not None and not exact:
             self._as_sent = SentWeights(trainer.model, dtype, adapter=weights is not None)
         # Without rounding and merging, the weights that score the first minibatch are those that
         # the engine got.
-        self._same = weights is None and dtype == trainer.dtype
+        self._sent_unchanged = weights is None and dtype == trainer.dtype
         self._sent: list[torch.Tensor] | None = None  # a copy of the weights that sample next
         self._before: list[torch.Tensor] | None = None  # and of those of the last decision
-        self._equal = False  # whether all tensors of the engine were read back
-        # Weights that the last step changed in the engine, of all
+        self._tensors_equal = False  # whether all tensors of the engine were read back
+        # How many weights the last step changed in the engine, of all
         self._changed: tuple[int, int] | None = None
-        # Of the first responses, at the weights as sent
+        # log π of the first responses: at the weights as sent, and at those of the last decision
         self._logp_sent: list[np.ndarray] | None = None
-        self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
-        # In float32: mean |π − μ| at the first step; in lower precision: `odds_gap` at the last
+        self._logp_before: list[np.ndarray] | None = None
+        # In float32 mean |π − μ| at the first step, in lower precision `odds_gap` at the last
         # decision
         self._gap = np.inf
 
@@ -106,13 +114,15 @@ class WeightSync:
         self.send()
         with engine_failures("loading weights", "Every finished step is on record"):
             if at_start or self._due(step):
-                self._equal = self._reads and self._read_back()
-        before, self._sent = self._sent, None
+                self._tensors_equal = self._reads and self._read_back()
+        sent_before = self._sent
+        self._sent = None
+        # A copy is compared with the next one, so a check needs that of the step before it too.
         if self._as_sent is None or not (self._due(step) or self._due(step + 1)):
             return
         self._sent = self._as_sent.copy()
-        if before is not None and self._due(step):
-            self._changed = self._as_sent.changed(before, self._sent)
+        if sent_before is not None and self._due(step):
+            self._changed = self._as_sent.count_changes(sent_before, self._sent)
 
     def send(self) -> None:
         """Give the engine these weights without a check of them."""
@@ -123,15 +133,19 @@ class WeightSync:
         """Before the first update of a step: score some of its first minibatch at the weights as
         sent, new and old.
         """
-        self._logp_sent = self._logp_before = None
+        self._logp_sent = None
+        self._logp_before = None
         if self._as_sent is None or not self._due(step):
             return
         assert self._sent is not None
-        copies = {"before": self._before, "sent": None if self._same else self._sent}
-        needed = {name: copy for name, copy in copies.items() if copy is not None}
-        scores = self._as_sent.at_each(list(needed.values()), lambda: self._scored(samples))
-        logp = dict(zip(needed, scores, strict=True))
-        self._logp_sent, self._logp_before = logp.get("sent"), logp.get("before")
+        copies = [] if self._before is None else [self._before]
+        if not self._sent_unchanged:
+            copies.append(self._sent)
+        scores = self._as_sent.measure_at(copies, partial(self._score, samples))
+        if not self._sent_unchanged:
+            self._logp_sent = scores.pop()
+        if self._before is not None:
+            self._logp_before = scores.pop()
 
     def prove(
         self, step: int, samples: Sequence[LearnedResponse], logp_trainer: Sequence[np.ndarray]
@@ -152,36 +166,46 @@ class WeightSync:
         if not self._due(step):
             return {"sync": UNCHECKED}
         if self._as_sent is None:
-            return {"sync": PROVEN if self._equal else UNDECIDABLE}
+            return {"sync": PROVEN if self._tensors_equal else UNDECIDABLE}
         few = checked_responses(len(samples))
-        logp_rollout, logp_trainer = logp_rollout[:few], logp_trainer[:few]
+        checks = self._world.gather(self._check(logp_rollout[:few], logp_trainer[:few]))
+        answer = NEWER if self._decide(checks) else UNDECIDABLE
+        if self._tensors_equal:
+            answer = PROVEN
+        return {"sync": answer, "rounding": _rounding(checks)}
+
+    def _check(
+        self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
+    ) -> _RankCheck:
+        """Compare a few responses of this rank's engine with the weights as sent."""
         logp_sent = self._logp_sent or logp_trainer
         gap, error = odds_gap(logp_rollout, logp_sent)
         answer = UNDECIDABLE
-        if self._logp_before is not None and samples:
+        if self._logp_before is not None and logp_rollout:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
-            # For the same reason a gap must also be several times what rounding alone causes
+            # All responses share the rounding of the engine's weights, so any gap is significant.
+            # It must also be several times what rounding alone causes.
             is_far = gap - _SURE * error > max(_BROKEN * self._gap, _SAME)
-            # Tensors that were read back are whole, whatever a changed policy makes of them
-            if is_far and not self._equal:
+            # Tensors that were read back are whole, whatever a changed policy makes of them.
+            if is_far and not self._tensors_equal:
                 raise MismatchError(
                     f"The weight sync failed: the engine's log-odds were {self._gap:.2g} from "
                     f"the trainer's and are {gap:.2g} now, which no older weights explain. The "
                     f"engine has broken or incomplete weights. {_INSTEAD}"
                 )
+        lag = mean_gap(logp_trainer, logp_sent)
         tokens = sum(map(len, logp_rollout))
-        told = self._world.gather(
-            (answer, gap, mean_gap(logp_trainer, logp_sent), tokens, self._changed)
-        )
-        undecided = any(answer == UNDECIDABLE for answer, *_, count, _ in told if count)
+        return _RankCheck(answer, gap, lag, tokens, self._changed)
+
+    def _decide(self, checks: Sequence[_RankCheck]) -> bool:
+        """Whether all engines have the new weights; then the next check compares with these."""
+        undecided = any(check.answer == UNDECIDABLE for check in checks if check.tokens)
         # The first check has nothing to compare with: it is where the comparison begins.
-        if self._before is None or not undecided:
-            self._gap = _mean([(gap, count) for _, gap, _, count, _ in told])
-        decided = self._before is not None and not undecided
-        if self._before is None or decided:
+        is_first = self._before is None
+        if is_first or not undecided:
+            self._gap = _mean([(check.gap, check.tokens) for check in checks])
             self._before = self._sent
-        answer = NEWER if decided else UNDECIDABLE
-        return {"sync": PROVEN if self._equal else answer} | _rounding(told)
+        return not is_first and not undecided
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights of the last decision, by name: with `facts`, a resumed run repeats an
@@ -195,7 +219,7 @@ class WeightSync:
         return {
             "before": self._before is not None,
             self._gap_name: float(self._gap),
-            "equal": self._equal,
+            "equal": self._tensors_equal,
             "changed": self._changed,
         }
 
@@ -203,9 +227,11 @@ class WeightSync:
         self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]
     ) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
-        # Absent in older checkpoints
-        self._gap, self._before = facts.get(self._gap_name, np.inf), None
-        self._equal, self._changed = facts.get("equal", False), facts.get("changed")
+        # Older checkpoints lack some of these.
+        self._gap = facts.get(self._gap_name, np.inf)
+        self._tensors_equal = facts.get("equal", False)
+        self._changed = facts.get("changed")
+        self._before = None
         if facts["before"] and self._as_sent is not None:
             weights = trained_weights(self._trainer.model)
             self._before = loaded(_BEFORE, weights, self._as_sent.empty(), load)
@@ -217,22 +243,25 @@ class WeightSync:
     def _due(self, step: int) -> bool:
         return step <= 2 or step % self._every == 0
 
-    def _scored(self, samples: Sequence[LearnedResponse]) -> list[np.ndarray]:
+    def _score(self, samples: Sequence[LearnedResponse]) -> list[np.ndarray]:
+        """log π of the first samples, at their sampled tokens."""
         few = samples[: checked_responses(len(samples))]
-        scores = self._trainer.score(
-            [ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget
-        )
+        requests = [ScoreRequest.of(s.rollout) for s in few]
+        scores = self._trainer.score(requests, token_budget=self._token_budget)
         return [s.rollout.of_sampled(score.logp_T) for s, score in zip(few, scores, strict=True)]
 
     def _read_back(self) -> bool:
         """Whether every tensor of the engine could be read; a `MismatchError` if one is not what
         was sent.
         """
-        state, readable, differ, total = saved_state(self._model), True, [], 0
+        state = saved_state(self._model)
+        all_readable = True
+        total = 0
+        differ = []
         engine: OpenEngine = self._engine  # type: ignore[assignment]
         for name, tensor in engine.weights():
             if isinstance(tensor, UnreadTensor) or name not in state:
-                readable = False
+                all_readable = False
                 continue
             total += 1
             if not torch.equal(tensor, state[name].to(tensor)):
@@ -242,17 +271,30 @@ class WeightSync:
                 f"The weight sync failed: {len(differ)} of {total} tensors in the engine are not "
                 f"what it was sent, such as {differ[0]}. {_INSTEAD}"
             )
-        return readable and total > 0
+        return all_readable and total > 0
 
     def _prove_equal(
         self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
     ) -> str:
-        """In float32 on both sides: the gap of equal tensors is the two implementations' own."""
+        """Check an engine and a trainer in float32: the gap of equal tensors is what the two
+        implementations differ by.
+        """
         if not logp_rollout:
             return UNDECIDABLE
-        if self._gap == np.inf and self._equal:
+        if self._gap == np.inf and self._tensors_equal:
             self._gap = mean_gap(logp_rollout, logp_trainer)
-        return prove_equal(logp_rollout, logp_trainer, self._gap if self._gap < np.inf else 0.0)
+        noise = self._gap if self._gap < np.inf else 0.0
+        return prove_equal(logp_rollout, logp_trainer, noise)
+
+
+class _RankCheck(NamedTuple):
+    """What a rank measured at a check, over a few responses of its own engine."""
+
+    answer: str  # of `prove_newer`
+    gap: float  # `odds_gap` of the engine from the weights as sent
+    lag: float  # mean |π − π′| of the weights that learn from the weights as sent
+    tokens: int
+    changed: tuple[int, int] | None  # weights that the last step changed in the engine, of all
 
 
 _INSTEAD = (
@@ -269,7 +311,7 @@ def checked_responses(responses: int) -> int:
 def prove_equal(
     logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray], noise: float = 0.0
 ) -> str:
-    """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not.
+    """Require that log μ equals log π, in float32 on both sides: else a `MismatchError`.
 
     `noise`: mean |π − μ| of the two with equal tensors, if it is known.
     """
@@ -300,11 +342,14 @@ def odds_gap(
     For small shifts π − μ = μ(1 − μ) Δ: the mean shift Δ of the log-odds, weighted by how far a
     probability follows it. A policy that becomes certain, or less so, does not change it.
     """
-    mu = [np.exp(logp_T) for logp_T in logp_rollout]
-    gap_S = np.array(
-        [np.abs(np.exp(logp_T) - mu_T).sum() for mu_T, logp_T in zip(mu, logp_trainer, strict=True)]
-    )
-    weight_S = np.array([(mu_T * (1 - mu_T)).sum() for mu_T in mu])
+    gaps = []
+    weights = []
+    for rollout_T, trainer_T in zip(logp_rollout, logp_trainer, strict=True):
+        mu_T = np.exp(rollout_T)
+        gaps.append(np.abs(np.exp(trainer_T) - mu_T).sum())
+        weights.append((mu_T * (1 - mu_T)).sum())
+    gap_S = np.array(gaps)
+    weight_S = np.array(weights)
     total = float(weight_S.sum())
     if total == 0:
         return 0.0, 0.0
@@ -316,20 +361,22 @@ def _mean(gaps: Sequence[tuple[float, int]]) -> float:
     """The mean over all ranks' tokens, from each rank's mean and its tokens."""
     if len(gaps) == 1:
         return gaps[0][0]
-    return sum(gap * tokens for gap, tokens in gaps) / max(sum(tokens for _, tokens in gaps), 1)
+    total = sum(tokens for _, tokens in gaps)
+    return sum(gap * tokens for gap, tokens in gaps) / max(total, 1)
 
 
-def _rounding(
-    told: Sequence[tuple[str, float, float, int, tuple[int, int] | None]],
-) -> dict[str, Any]:
+def _rounding(checks: Sequence[_RankCheck]) -> dict[str, Any]:
     """What rounding to the engine's dtype swallows, over all ranks; without a step before, only
     the lag.
     """
-    lag = _mean([(lag, tokens) for _, _, lag, tokens, _ in told])
-    changes = [changed for *_, changed in told if changed is not None]
-    total = sum(total for _, total in changes)
-    share = sum(differ for differ, _ in changes) / total if total else None
-    return {"rounding": {"weights_changed": share, "abs_dp_mean": lag}}
+    lag = _mean([(check.lag, check.tokens) for check in checks])
+    differ = 0
+    total = 0
+    for check in checks:
+        if check.changed is not None:
+            differ += check.changed[0]
+            total += check.changed[1]
+    return {"weights_changed": differ / total if total else None, "abs_dp_mean": lag}
 
 
 def prove_newer(
@@ -337,7 +384,7 @@ def prove_newer(
     logp_new: Sequence[np.ndarray],
     logp_old: Sequence[np.ndarray],
 ) -> str:
-    """In lower precision: whether the engine fits the new weights better than older ones.
+    """Whether an engine in lower precision fits the new weights better than older ones.
 
     A paired test over the mean |π − μ| of each response; the two means must also differ by a share
     of the smaller one. "undecidable" if the steps between were too small to tell; a `MismatchError`

@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_built_says_nothing_of_its_tensors(tmp_path, monk
     def refuse(_model: str) -> frozenset[str]:
         raise ValueError("unknown model type")
 
-    monkeypatch.setattr("mismatch_cli.bisect.model_structure.own_names", refuse)
+    monkeypatch.setattr("mismatch_cli.bisect.model_structure.computed_names", refuse)
     renamed = other(tmp_path / "renamed", architectures=["OursForCausalLM"])
     found = structure_difference(MODEL, renamed)
     assert found == StructureDifference((QWEN, "OursForCausalLM"))

@@ -11,6 +11,7 @@ from mismatch_cli.diagnosis.checks import another_prompt
 from mismatch_cli.diagnosis.hypotheses import padded
 from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand, SkippedReading
 from mismatch_cli.diagnosis.readings import Readings
+from tests.diagnosis.samples import SampleColumns
 
 RESPONSES, LENGTH, PROMPT = 16, 10, 5
 OF_ONE_READING = RESPONSES * (LENGTH + PROMPT)
@@ -38,7 +39,7 @@ def sample_and_model(budget: int | None) -> tuple[SimpleNamespace, ModelAtHand, 
     """The trainer read prompts without their first token, 10; the rollout as recorded."""
     tokens = RESPONSES * LENGTH
     numbers = np.arange(RESPONSES)
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         num_responses=RESPONSES,
         length_S=np.full(RESPONSES, LENGTH),
         step_S=np.zeros(RESPONSES, dtype=int),
@@ -48,7 +49,7 @@ def sample_and_model(budget: int | None) -> tuple[SimpleNamespace, ModelAtHand, 
         logq_T=np.full(tokens, -1.0),
         logp_T=np.full(tokens, -2.0),
         counts_T=np.ones(tokens, dtype=bool),
-        kept=np.arange(tokens),
+        index_N=np.arange(tokens),
         response_T=np.repeat(numbers, LENGTH),
         d_N=np.full(tokens, -1.0),
         group_N=np.repeat(numbers, LENGTH),
@@ -110,7 +111,7 @@ def test_ctrl_c_ends_the_readings_and_not_the_diagnosis():
 def test_a_budget_below_one_reading_reads_fewer_responses():
     _, model, trainer = sample_and_model(OF_ONE_READING // 2)
     model.logp_T()
-    assert trainer.tokens == model.spent <= model.budget and len(model.rows) == RESPONSES // 2
+    assert trainer.tokens == model.spent <= model.budget and len(model.responses) == RESPONSES // 2
 
 
 def test_tokens_that_padding_adds_count():

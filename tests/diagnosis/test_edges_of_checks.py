@@ -34,6 +34,7 @@ from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.group_estimates import Mean
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.expected import Expected
+from tests.diagnosis.samples import SampleColumns
 
 
 def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0():
@@ -53,7 +54,7 @@ def test_what_attention_leaves_out_is_read_of_the_trainer_that_the_pair_is_about
             "model": "m", "attn_implementation": "sdpa", "attention_leaves_out": "the softcap"
         },
     }  # fmt: skip
-    sample = SimpleNamespace(kept=np.arange(3))
+    sample = SampleColumns(index_N=np.arange(3))
     for pair, status in (("mismatch", "found"), ("total", "clear")):
         evidence = SimpleNamespace(
             about=about, pair=SimpleNamespace(name=pair), sample=sample, model=None
@@ -73,8 +74,8 @@ def tokens_of(d_N: np.ndarray, group_N: np.ndarray, **columns: object) -> Simple
     """Tokens that all count, each a response of its own, with log μ = −1."""
     every_N = np.arange(len(d_N))
     plain = {"logq_T": np.full(len(d_N), -1.0), "logp_T": d_N - 1, "u_N": np.abs(d_N)}
-    plain |= {"kept": every_N, "response_T": every_N, "half_N": group_N % 2}
-    return SimpleNamespace(d_N=d_N, group_N=group_N, **plain | columns)
+    plain |= {"index_N": every_N, "response_T": every_N, "half_N": group_N % 2}
+    return SampleColumns(d_N=d_N, group_N=group_N, **plain | columns)
 
 
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
@@ -102,7 +103,7 @@ def growth(mean_by_step: list[float], rng: np.random.Generator):
     step_S = np.repeat(steps, GROUPS)
     u_N = np.repeat(mean_by_step, GROUPS) * rng.uniform(0.95, 1.05, len(step_S))
     sample = tokens_of(u_N, np.tile(np.arange(GROUPS), len(steps)), step_S=step_S)
-    return growth_over_steps.check(SimpleNamespace(sample=sample, change=None))
+    return growth_over_steps.check(SimpleNamespace(sample=sample, step_change=None))
 
 
 def test_steps_that_scatter_widely_show_no_growth(rng):
@@ -164,7 +165,7 @@ def test_a_smaller_rise_may_be_a_jump_if_it_is_as_sharp(sharpness, size, sharp, 
     jump = sharp_onset.Jump(
         9, "response", Mean(1.0, 0.1, 90), Mean(2.0, 0.1, 90), sharpness, size, z=6.0
     )
-    assert (jump.sharp, jump.perhaps) == (sharp, perhaps)
+    assert (jump.is_sharp, jump.may_be_sharp) == (sharp, perhaps)
 
 
 def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
@@ -177,7 +178,7 @@ def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
 
 def test_zeros_of_a_side_count_if_one_of_them_is_far_from_the_other_side():
     """The only zero of log π is half a nat from log μ: a likely token, rounded up."""
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         logq_T=np.array([0.0, 0.0, -0.5, -3.0]), logp_T=np.array([-2.0, -0.1, 0.0, -3.0])
     )
     sample.abs_d_T = np.abs(sample.logp_T - sample.logq_T)
@@ -204,7 +205,7 @@ def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_si
     """128 responses of 40 tokens, whose gaps double at position 24."""
     position_N = np.tile(np.arange(40), GROUPS)
     u_N = np.where(position_N < 24, 1.0, 2.0) + 0.3 * rng.normal(size=len(position_N))
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         axis_N=lambda _: position_N, u_N=u_N, group_N=np.repeat(np.arange(GROUPS), 40)
     )
     jump = sharp_onset.jump_on(sample, "response")
@@ -229,7 +230,7 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
     }
     counts = SimpleNamespace(sides=sides, out_of_support=7)
     zero_T = np.zeros(1)
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         logq_T=zero_T, logp_T=zero_T, d_N=np.array([0.2]), left_without=lambda _: None
     )
     evidence = SimpleNamespace(counts=counts, sample=sample, sampling={"top_p": 1.0})
@@ -296,10 +297,10 @@ def test_either_part_of_the_tokens_may_be_the_one_at_another_temperature(
     odds_T = rng.uniform(-4.0, 4.0, tokens)
     moved_T = np.where(seen_T, of_seen, of_others) * odds_T + 0.01 * rng.normal(size=tokens)
     group_N = np.arange(tokens) % GROUPS
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         logq_T=-np.logaddexp(0, -odds_T),
         logp_T=-np.logaddexp(0, -moved_T),
-        kept=np.arange(tokens),
+        index_N=np.arange(tokens),
         seen_T=seen_T,
         group_N=group_N,
         half_N=group_N % 2,
@@ -329,7 +330,7 @@ def test_a_temperature_is_certain_by_its_distance_from_1_and_its_standard_errors
     beta, error, is_certain
 ):
     """Five errors are not enough; twenty are six even with 32 groups of prompts."""
-    sample = SimpleNamespace(group_N=np.arange(GROUPS))
+    sample = SampleColumns(group_N=np.arange(GROUPS))
     assert temperature.is_certain(sample, fit_of(beta, error)) == is_certain
 
 
@@ -337,11 +338,11 @@ def test_the_temperature_that_would_have_been_found_is_the_one_with_that_share_o
     """All of a gap that a temperature of 1.02 makes of two ids, or half of it."""
     odds_T = np.linspace(-4.0, 4.0, 50)
     logq_T, logp_T = (-np.logaddexp(0, -times * odds_T) for times in (1.0, 1.02))
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         logq_T=logq_T,
         logp_T=logp_T,
         d_N=logp_T - logq_T,
-        kept=np.arange(50),
+        index_N=np.arange(50),
         group_N=np.arange(50) % GROUPS,
     )
     for least, times in ((1.0, "1.02"), (0.5, "1.01")):
@@ -356,11 +357,11 @@ def test_the_side_that_is_mixed_is_named_and_what_else_it_has_is_left(side, sign
     mixed_N = np.log(0.9 * np.exp(plain_N) + 1e-5)
     mixed_N[7] += 0.3
     logq_T, logp_T = (plain_N, mixed_N) if side == "logp_trainer" else (mixed_N, plain_N)
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         logq_T=logq_T,
         logp_T=logp_T,
         d_N=logp_T - logq_T,
-        kept=np.arange(200),
+        index_N=np.arange(200),
         half_N=np.repeat([0, 1], 100),
     )
     mixture = uniform_mixture.mixture_in(sample)
@@ -377,7 +378,7 @@ def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
 ):
     monkeypatch.setattr(temperature, "check", lambda _: SimpleNamespace(effect=None))
     logq_T, logp_T = -1.0 - rng.random((2, 400))
-    sample = SimpleNamespace(logq_T=logq_T, logp_T=logp_T, kept=np.arange(400))
+    sample = SampleColumns(logq_T=logq_T, logp_T=logp_T, index_N=np.arange(400))
     scale = SimpleNamespace(
         reference=SimpleNamespace(share_on_grid=reference),
         current=SimpleNamespace(share_on_grid=current),
@@ -400,7 +401,7 @@ def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
 def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, side):
     """Of six tokens four count, and of these the second and fourth are wrong by 3 nats."""
     kept = np.array([0, 2, 3, 5])
-    sample = SimpleNamespace(kept=kept, logq_T=np.zeros(6), d_N=np.array([0.1, 3.0, 0.1, -3.0]))
+    sample = SampleColumns(index_N=kept, logq_T=np.zeros(6), d_N=np.array([0.1, 3.0, 0.1, -3.0]))
     sample.left_without = partial(Sample.left_without, sample)
     readings = None
     if off_N is not None:
@@ -416,23 +417,23 @@ def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, 
 def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, shows, rng):
     """Its gap is all of the step from the earlier checkpoint, with a little noise."""
     step_N = rng.normal(size=tokens)
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         response_T=np.zeros(tokens, dtype=int),
-        kept=np.arange(tokens),
+        index_N=np.arange(tokens),
         num_responses=1,
         d_N=step_N,
         typical_N=np.ones(tokens),
         group_N=np.zeros(tokens, dtype=int),
     )
     earlier_d_N = 0.01 * rng.normal(size=tokens)
-    kinds = stale_weights.kinds_of_tokens(SimpleNamespace(sample=sample), earlier_d_N)
+    kinds = stale_weights.ways_of_responses(SimpleNamespace(sample=sample), earlier_d_N)
     assert kinds.way_S == pytest.approx(1, abs=0.05)
     assert kinds.decided_S.tolist() == kinds.stale_S.tolist() == [shows]
 
 
 @pytest.mark.parametrize(("tokens", "shows"), [(5, False), (6, True)])
 def test_six_tokens_show_which_constant_would_have_been_found(tokens, shows):
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         counts_T=np.ones(tokens, dtype=bool),
         abs_d_T=np.full(tokens, 0.2),
         spans=lambda: [slice(0, tokens)],
@@ -445,7 +446,7 @@ def test_six_tokens_show_which_constant_would_have_been_found(tokens, shows):
 def test_certain_tokens_have_no_odds_and_print_no_warning():
     """A log-probability of exactly 0, or above it by rounding, on either side."""
     logq_T, logp_T = np.array([0.0, -1.0, -1.0, -1.0]), np.array([-1.0, 0.0, 1e-7, -1.0])
-    sample = SimpleNamespace(logq_T=logq_T, logp_T=logp_T, kept=np.arange(4))
+    sample = SampleColumns(logq_T=logq_T, logp_T=logp_T, index_N=np.arange(4))
     x_N, y_N, usable_N = temperature.log_odds(sample)
     assert usable_N.tolist() == [False, False, False, True]
     assert x_N[3] == y_N[3] == pytest.approx(-np.log(np.e - 1))
@@ -460,7 +461,7 @@ def test_a_jump_is_named_from_its_factor_and_its_standard_errors_on(times, z, st
     before, after = Mean(1.0, 0.0, 800, groups), Mean(times, times * np.log(times) / z, 800, groups)
     jump = sharp_onset.Jump(20, "response", before, after, 0.9, 0.9, z)
     monkeypatch.setattr(sharp_onset, "sharpest_jump", lambda _: jump)
-    sample = SimpleNamespace(axis_N=lambda _: np.arange(40), d_N=np.ones(40))
+    sample = SampleColumns(axis_N=lambda _: np.arange(40), d_N=np.ones(40))
     found = sharp_onset.check(SimpleNamespace(sample=sample))
     assert (found.status, found.effect) == (status, times)
 

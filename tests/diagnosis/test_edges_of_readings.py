@@ -34,7 +34,7 @@ def test_a_factor_is_searched_beside_the_one_that_leaves_least():
     """The gap left is smallest at 3, between the neighbours of 2.5."""
 
     def factors_tried(least: float) -> list[float]:
-        readings = SimpleNamespace(_few_left=lambda f: (abs(np.log(f / 3.0)) + least, None))
+        readings = SimpleNamespace(_left_on_few=lambda f: abs(np.log(f / 3.0)) + least)
         return list(Readings.factor_between(readings, float, [0.5, 1.0, 2.5, 6.0, 20.0]))
 
     tried = factors_tried(0.1)

@@ -26,6 +26,7 @@ from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slop
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
+from tests.diagnosis.samples import SampleColumns
 
 
 def test_runs_are_those_of_a_plain_loop(rng):
@@ -84,15 +85,18 @@ def test_only_long_responses_can_be_far_and_they_alone_set_the_median():
     lengths = [8, 20, 12, 30, 7, 7, 7, 7, 7]
     mean_S = np.array([1.0, 1.0, 9.0, 1.0, 100.0, 100.0, 100.0, 100.0, 100.0])
     response_N = np.repeat(np.arange(len(lengths)), lengths)
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         response_T=response_N,
-        kept=np.arange(len(response_N)),
+        index_N=np.arange(len(response_N)),
         num_responses=len(lengths),
         u_N=mean_S[response_N],
     )
     assert np.flatnonzero(heavy_tail.are_far_S(sample)).tolist() == [2]
-    only_short = SimpleNamespace(
-        response_T=np.zeros(7, dtype=int), kept=np.arange(7), num_responses=1, u_N=np.full(7, 9.0)
+    only_short = SampleColumns(
+        response_T=np.zeros(7, dtype=int),
+        index_N=np.arange(7),
+        num_responses=1,
+        u_N=np.full(7, 9.0),
     )
     assert not heavy_tail.are_far_S(only_short).any()
 
@@ -102,9 +106,9 @@ def test_a_gap_that_rises_with_the_position_rises_steadily(rng):
     position_T = np.tile(np.arange(240), 20)
 
     def drift(gap_by_position: np.ndarray) -> tuple[float, float, float]:
-        sample = SimpleNamespace(
+        sample = SampleColumns(
             position_T=position_T,
-            kept=np.arange(len(position_T)),
+            index_N=np.arange(len(position_T)),
             u_N=gap_by_position[position_T],
             group_N=np.repeat(np.arange(20), 240),
         )
@@ -126,9 +130,9 @@ def test_a_coarse_cache_alone_may_raise_the_gap_along_the_context(rng, about, st
     """By 1.45 here: its rounding accumulates, and no other precision does that."""
     position_T = np.tile(np.arange(240), 40)
     u_N = np.exp(position_T / 400) * rng.uniform(0.9, 1.1, len(position_T))
-    sample = SimpleNamespace(
+    sample = SampleColumns(
         position_T=position_T,
-        kept=np.arange(len(position_T)),
+        index_N=np.arange(len(position_T)),
         u_N=u_N,
         d_N=0.01 * u_N,
         group_N=np.repeat(np.arange(40) % GROUPS, 240),
@@ -168,7 +172,7 @@ def test_six_uncertain_tokens_tell_a_base_and_five_do_not():
 def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng):
     def stored(logq_N: np.ndarray, logp_N: np.ndarray) -> SimpleNamespace:
         kept = np.arange(len(logq_N))
-        return SimpleNamespace(logq_T=logq_N, logp_T=logp_N, kept=kept, d_N=logp_N - logq_N)
+        return SampleColumns(logq_T=logq_N, logp_T=logp_N, index_N=kept, d_N=logp_N - logq_N)
 
     exact_N = -rng.uniform(0.5, 5, 200)
     rounded_N = lm_head.as_rounded(exact_N)
@@ -185,10 +189,10 @@ def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng
 
 def test_top_k_columns_settle_a_contradiction_only_if_they_show_the_same_gap():
     def settled(topk_d: float) -> bool:
-        sample = SimpleNamespace(
+        sample = SampleColumns(
             topk_d_T=np.full(50, topk_d),
             topk_logp_TK=None,
-            kept=np.arange(50),
+            index_N=np.arange(50),
             d_N=np.full(50, 0.3),
         )
         return columns_at_odds.settled(SimpleNamespace(sample=sample))

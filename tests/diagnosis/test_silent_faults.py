@@ -15,7 +15,7 @@ from mismatch_cli.diagnosis.checks.placeholders import OF_A_CLAMP, OF_DRAFTS
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.credit import Credit
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.response_kinds import part_of
+from mismatch_cli.diagnosis.far_responses import find_far_responses
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
 from tests.metrics.batches import make_batch
 
@@ -153,7 +153,7 @@ def test_a_temperature_on_some_prompts_is_named_with_them(bf16_pool):
 
 def test_healthy_responses_are_of_one_kind(pools, bf16_pool):
     for pool in (*pools.values(), bf16_pool):
-        assert judged(whole(pool)).evidence.part is None
+        assert judged(whole(pool)).evidence.far_responses is None
 
 
 def test_a_part_needs_five_responses_and_three_times_the_gap(pools):
@@ -164,7 +164,7 @@ def test_a_part_needs_five_responses_and_three_times_the_gap(pools):
         d_T = broken.tokens["logp_trainer"] - broken.tokens["logp_rollout"]
         d_T[chosen_T] *= times
         broken.tokens["logp_trainer"] = broken.tokens["logp_rollout"] + d_T
-        part = part_of(judged(broken).evidence.sample)
+        part = find_far_responses(judged(broken).evidence.sample)
         assert (part is not None) == is_one, (share, times)
 
 

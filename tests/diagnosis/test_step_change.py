@@ -11,7 +11,7 @@ import pytest
 from lab.faults import of_eight_steps, widened
 from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis import by_step
-from mismatch_cli.diagnosis.by_step import StepGaps, Windows, change_of
+from mismatch_cli.diagnosis.by_step import StepGaps, Windows, find_step_change
 from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven_responses
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector
@@ -34,7 +34,7 @@ def test_the_steps_are_named_with_the_factor(bf16_pool, times, first, stop, word
     found = finding_of(diagnosis, step_change.NAME)
     assert found.status == "found" and found.sentence.startswith(f"{words}, the gap is ")
     assert found.sentence.endswith("The manifest records no change there.")
-    change = diagnosis.evidence.change
+    change = diagnosis.evidence.step_change
     assert change.between[0] < times < change.between[1] and found.effect > 0.8 * times
     assert [fault.check for fault in diagnosis.faults] == [step_change.NAME]
 
@@ -55,7 +55,7 @@ def test_newer_weights_may_move_the_gap_at_any_step(bf16_pool):
     broken = whole(bf16_pool)
     widened(broken, 3.0, of_eight_steps(broken, 4, 8))
     evidence = replace(gather_tables([broken.table()], PAIRS["mismatch"], {}), pair=PAIRS["total"])
-    assert step_change.check(evidence).status == "untested" and evidence.parts == ()
+    assert step_change.check(evidence).status == "untested" and evidence.subsets == ()
 
 
 def test_a_gap_that_rises_steadily_does_not_jump(bf16_pool):
@@ -182,7 +182,7 @@ def test_a_trace_among_several_is_named(pools):
     _, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
     broken.use("weights0.1", (of_S % 3 == 1)[broken.response_T])
     evidence = evidence_of_ranks(broken, of_S % 3, Traces(("a", "b", "c")))
-    assert evidence.part.members == "all of b (1 of 3 traces)"
+    assert evidence.far_responses.shared == "all of b (1 of 3 traces)"
 
 
 def test_what_changed_on_record_at_the_step_is_named(bf16_pool):
@@ -212,11 +212,11 @@ def test_thousands_of_steps_are_put_together(bf16_pool):
         by_step.MOST_STEPS = 16
         gaps = StepGaps.of(sample)
         widened(broken, 3.0, (broken.rows["step"] >= 384)[broken.response_T])
-        change = change_of(judged(broken).evidence.sample)
+        change = find_step_change(judged(broken).evidence.sample)
     finally:
         by_step.MOST_STEPS = by_step_of
     assert len(gaps.first_K) == 16 and gaps.last_K[-1] == 3 * (broken.num_responses - 1)
-    assert change.is_found and change.words == "from step 384 on"
+    assert change.is_found and change.where == "from step 384 on"
 
 
 def test_the_largest_window_is_that_of_a_plain_loop(rng):
@@ -224,7 +224,7 @@ def test_the_largest_window_is_that_of_a_plain_loop(rng):
     windows = Windows.of(y_K, weight_K)
     assert len(windows.start_W) == 7 * 8 // 2 - 1
     for start, stop, log, left in zip(
-        windows.start_W, windows.stop_W, windows.log_W, windows.left_W, strict=True
+        windows.start_W, windows.stop_W, windows.log_W, windows.chi2_W, strict=True
     ):
         in_it_K = (np.arange(7) >= start) & (np.arange(7) < stop)
         means = [np.average(y_K[part], weights=weight_K[part]) for part in (in_it_K, ~in_it_K)]
@@ -233,7 +233,7 @@ def test_the_largest_window_is_that_of_a_plain_loop(rng):
         assert left == pytest.approx((weight_K * (y_K - fit_K) ** 2).sum())
     line = np.polyfit(np.arange(7), y_K, 1, w=np.sqrt(weight_K))
     of_line = (weight_K * (y_K - np.polyval(line, np.arange(7))) ** 2).sum()
-    assert windows.of_line == pytest.approx(of_line)
+    assert windows.chi2_of_line == pytest.approx(of_line)
 
 
 def test_the_factor_that_would_be_found_is_at_the_limit():
@@ -241,8 +241,8 @@ def test_the_factor_that_would_be_found_is_at_the_limit():
     weight_K = np.full(8, 100.0)
     nothing = Windows.of(np.zeros(8), weight_K)
     for start, stop in ((4, 8), (4, 5)):
-        w = nothing.number(start, stop)
-        smallest = nothing.smallest(w, 1.0)
+        w = nothing.index(start, stop)
+        smallest = nothing.smallest_factor(w, 1.0)
         for times, is_found in ((1.02, True), (0.98, False)):
             in_it_K = (np.arange(8) >= start) & (np.arange(8) < stop)
             found = Windows.of(np.where(in_it_K, times * np.log(smallest), 0.0), weight_K)
@@ -268,7 +268,7 @@ def test_steps_without_a_counted_token_are_in_no_window(bf16_pool):
     evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
     sample = evidence.sample
     empty_T = (sample.step_S == 2)[sample.response_T]
-    change = change_of(replace(sample, counts_T=sample.counts_T & ~empty_T))
-    assert change.is_found and change.words == "from step 5 on"
-    assert not change.in_it_S[sample.step_S == 2].any()
-    assert change_of(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None
+    change = find_step_change(replace(sample, counts_T=sample.counts_T & ~empty_T))
+    assert change.is_found and change.where == "from step 5 on"
+    assert not change.inside_S[sample.step_S == 2].any()
+    assert find_step_change(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None

@@ -18,7 +18,7 @@ from tests.paths import ROOT
 _LINE = (
     "train", "--engine", "hf", "--rollout-dtype", "float32", "--threads", "1", "--steps", "10",
     "--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-tokens", "32", "--minibatches",
-    "2", "--eval-every", "5", "--eval-samples", "1", "--no-plots", "--quiet", "--output", "run",
+    "2", "--eval-every", "5", "--quiet", "--output", "run",
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def compared(commit: str) -> int:
 def run(checkout: Path, folder: Path) -> dict[str, Any]:
     """The lines of metrics.jsonl without times, and a hash of the trained weights."""
     folder.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    environment = os.environ | {"PYTHONPATH": str(checkout), "MISMATCH_EVAL_SAMPLES": "1"}
     subprocess.run(
         [sys.executable, "-m", "mismatch_cli", *_LINE],
         cwd=folder,

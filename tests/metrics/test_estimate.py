@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,
-    deciding,
+    effective_groups,
     paired_test,
     point_estimate,
     student_t,
@@ -74,6 +74,6 @@ def test_the_paired_test_finds_the_weights_that_sampled() -> None:
 @pytest.mark.parametrize("groups", [1, 3, 40])
 def test_equal_groups_decide_together_and_one_alone(groups: int) -> None:
     equal_G = np.full(groups, -0.5)
-    assert deciding(equal_G) == pytest.approx(groups)
-    assert deciding(np.append(equal_G, 1e6)) == pytest.approx(1, abs=1e-3)
-    assert deciding(np.zeros(groups)) == 0
+    assert effective_groups(equal_G) == pytest.approx(groups)
+    assert effective_groups(np.append(equal_G, 1e6)) == pytest.approx(1, abs=1e-3)
+    assert effective_groups(np.zeros(groups)) == 0

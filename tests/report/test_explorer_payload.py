@@ -19,7 +19,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
-from mismatch_cli.rules.algorithms.sliders import sliders
+from mismatch_cli.rules.algorithms.sliders import slider_positions
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import passages as passages_module
 from mismatch_cli.studies.exploration.explore import explore
@@ -151,7 +151,7 @@ def test_levels_are_those_of_the_masks(tmp_path: Path) -> None:
     for place, algorithm in enumerate(algorithms):
         blocked_N = sum(
             (~keep_T(moved, masked.policies, masked.advantage_N)).astype(int)
-            for moved, _ in sliders(algorithm)
+            for moved, _ in slider_positions(algorithm)
         )
         level_T = np.full(batch.num_tokens, NOT_JUDGED)
         judged_N = masked.judged_N

@@ -78,7 +78,8 @@ def on_wholes(
         assert rows.batches is not None
         values_F = rule.settle(rule.collect(rows, rows_advantage_T))
         rows = replace(
-            rows, batches=rows.batches.settled({rule: BatchValues(np.array([key]), values_F[None])})
+            rows,
+            batches=rows.batches.with_values({rule: BatchValues(np.array([key]), values_F[None])}),
         )
         found_T[place_T.numpy()] = answer(rule, rows, rows_advantage_T)
     return found_T
@@ -108,7 +109,7 @@ def test_micro_batches_decide_as_the_whole(rule: Rule, world: World) -> None:
         found = settled(rule, [parts[i][:2] for i in generator.permutation(len(parts))])
         for part, part_advantage_T, place_T in parts:
             assert part.batches is not None
-            part = replace(part, batches=part.batches.settled({rule: found}))
+            part = replace(part, batches=part.batches.with_values({rule: found}))
             np.testing.assert_array_equal(answer(rule, part, part_advantage_T), expected_T[place_T])
 
 
@@ -157,12 +158,12 @@ def test_a_batch_that_was_not_seen_is_an_error(name: str) -> None:
         seen = np.flatnonzero(keys_of(rule, given) != missing).tolist()
         part, place_T = taken(given, seen)
         found = settled(rule, [(part, advantage_T[place_T])])
-        partly = given.batches.settled({rule: found})
+        partly = given.batches.with_values({rule: found})
         answer(rule, taken(replace(given, batches=partly), seen)[0], advantage_T[place_T])
         for batches in (
             partly,
             given.batches,
-            given.batches.settled({rule: BatchValues(found.key_B[:0], found.values_BF[:0])}),
+            given.batches.with_values({rule: BatchValues(found.key_B[:0], found.values_BF[:0])}),
             None,  # not taken for one batch
         ):
             with pytest.raises(FirstPassError, match="first pass"):
@@ -185,9 +186,9 @@ def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
     )
     gathering = FirstPass(ROWS["top-entropy"].batch_rules)
     gathering.update(given, signs(len(given.trainer)).numpy())
-    (before,) = gathering.found().values()
+    (before,) = gathering.settle().values()
     given.entropy_T[:] = 0.0
-    (after,) = gathering.found().values()
+    (after,) = gathering.settle().values()
     assert np.array_equal(before.values_BF, after.values_BF) and before.values_BF.any()
 
 

@@ -232,7 +232,7 @@ def test_no_token_has_what_all_algorithms_need(tmp_path):
         analyse_clipping([trace], (parse_algorithm("minirl"), parse_algorithm("dppo-topk-tv")))
     assert "logp_recomputed" in str(caught.value) and "topk_logp_rollout" in str(caught.value)
     minirl = analyse_clipping([trace], (parse_algorithm("minirl"),)).summary
-    assert (minirl.seen, minirl.lacking) == (28, {"logp_recomputed": 12})
+    assert (minirl.responses_read, minirl.lacking) == (28, {"logp_recomputed": 12})
     assert minirl.counts["tokens"] == result_of(world(0, 16))["counts"]["tokens"]
 
 

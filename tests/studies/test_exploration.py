@@ -15,7 +15,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
-from mismatch_cli.rules.algorithms.sliders import sliders
+from mismatch_cli.rules.algorithms.sliders import slider_positions
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import explore as explore_module
@@ -184,7 +184,7 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
         of_levels = [share_of_levels(judged, place) for place in range(len(judged.thresholds))]
         assert shares == pytest.approx(of_levels, abs=1e-12)
         assert shares == sorted(shares, reverse=True), judged.algorithm
-        assert sliders(algorithm)[judged.published][0] is algorithm
+        assert slider_positions(algorithm)[judged.published][0] is algorithm
         for low, high in zip(judged.thresholds, judged.thresholds[1:], strict=False):
             looser = {
                 name: low[name] > high[name] if name == "band_low" else low[name] < high[name]

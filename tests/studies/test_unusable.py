@@ -54,6 +54,21 @@ def test_every_reader_says_what_a_column_holds(tmp_path, kind):
             assert said in str(error.value)
 
 
+def test_a_trace_without_a_mask_is_read_as_wholly_trained(tmp_path):
+    def probabilities(row: Row) -> Row:
+        return row | {"logp_trainer": np.exp(row["logp_trainer"]).tolist()}
+
+    def unmasked(row: Row) -> Row:
+        return without_columns(probabilities(row), "loss_mask")
+
+    def masked_in_part(row: Row) -> Row:
+        return probabilities(row) | ({"loss_mask": None} if row["sample_index"] % 2 else {})
+
+    for change in (unmasked, masked_in_part):
+        folder = changed_trace(tmp_path / change.__name__, FLOAT32, change)
+        assert "these are probabilities" in unusable_columns(Trace.open(folder))
+
+
 def test_a_healthy_trace_has_nothing_unusable():
     assert unusable_columns(Trace.open(FLOAT32)) == ""
 

@@ -65,7 +65,7 @@ def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: st
     (batch,) = trace.batches()
     gathering = FirstPass(algorithm.batch_masks)
     add_to_first_pass(gathering, batch, needs, 0)
-    summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
+    summary = ClippingSummary(Question((algorithm,), needs, batch_values=gathering.settle()))
     summary.update(batch)
     found = summary.result(0).algorithms[0].blocked.all.value
     last = json.loads((alone / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])

@@ -269,11 +269,11 @@ def test_coefficients_are_scaled_in_float32() -> None:
     zeros_T = np.zeros(2, dtype=np.float32)
     rollout = Rollout([0], [1, 2], zeros_T, zeros_T.astype(np.int32), None, None, "stop")
     for scale in (1 / 3, 1e-8):
-        judged = MicroBatchCoefficients(
+        coefficients = MicroBatchCoefficients(
             parse_algorithm("reinforce"),
             [LearnedResponse(rollout, -1.5)],
             np.array([scale]),
             torch.device("cpu"),
         )
-        found_T = judged.coefficient(slice(None), torch.zeros(2))
+        found_T = coefficients.of_tile(slice(None), torch.zeros(2))
         assert found_T.tolist() == [np.float32(-1.5) * np.float32(scale)] * 2

@@ -10,32 +10,35 @@ _ROUNDING = 2e-5  # nats per token: float32 in other kernels
 _EXACTLY = 0.5  # of the gap left
 
 
-def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Finding:
-    """Whether a hypothesis of that kind reproduces one side; `what` says how the model read the
+def reading_finding(name: str, evidence: Evidence, kind: str, manner: str) -> Finding:
+    """Whether a hypothesis of that kind reproduces one side; `manner` says how the model read the
     responses, with the number of hypotheses in it.
     """
     readings = readings_of(name, evidence)
     if isinstance(readings, Finding):
         return readings
-    search = readings.search(kind)
-    if search.reading is not None:
-        return _found(name, evidence, search.reading)
-    if search.unread:
-        return untested(name, search.unread)
-    if not search.hypotheses:
+    survey = readings.search(kind)
+    if survey.reading is not None:
+        return _found(name, evidence, survey.reading)
+    if survey.unread:
+        return untested(name, survey.unread)
+    if not survey.hypotheses:
         return untested(name, "the model and these responses have nothing of the kind")
-    return _clear(name, search, what)
+    return _clear(name, survey, manner)
 
 
 def _found(name: str, evidence: Evidence, reading: Reading) -> Finding:
-    other = "rollout" if reading.side == "trainer" else "trainer"
-    sentence = (
-        f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, "
-        f"the {other}'s."
-        if reading.left < _EXACTLY
-        else f"With {reading.name} the model is clearly nearer to the {reading.side}'s numbers: "
-        f"that explains {100 * (1 - reading.left):.0f} % of the gap."
-    )
+    if reading.left < _EXACTLY:
+        other = "rollout" if reading.side == "trainer" else "trainer"
+        sentence = (
+            f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, "
+            f"the {other}'s."
+        )
+    else:
+        sentence = (
+            f"With {reading.name} the model is clearly nearer to the {reading.side}'s numbers: "
+            f"that explains {100 * (1 - reading.left):.0f} % of the gap."
+        )
     rows: tuple[Row, ...] = (
         ("the side that differs", reading.side),
         ("it read the responses with", reading.name),
@@ -45,17 +48,18 @@ def _found(name: str, evidence: Evidence, reading: Reading) -> Finding:
     return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=left_N)
 
 
-def _clear(name: str, search: Survey, what: str) -> Finding:
+def _clear(name: str, survey: Survey, manner: str) -> Finding:
+    responses = things(survey.responses, "response")
     sentence = (
-        f"The model read {things(search.responses, 'response')} {what.format(search.hypotheses)}: "
-        "none of that makes the gap clearly smaller. A fifth of the gap would show."
+        f"The model read {responses} {manner.format(survey.hypotheses)}: none of that makes the "
+        "gap clearly smaller. A fifth of the gap would show."
     )
     rows: tuple[Row, ...] = (
-        ("responses read", search.responses),
-        ("hypotheses", search.hypotheses),
-        (f"{MEASURE} by the best of them", search.left),
+        ("responses read", survey.responses),
+        ("hypotheses", survey.hypotheses),
+        (f"{MEASURE} by the best of them", survey.left),
     )
-    return Finding(name, "clear", search.left, MEASURE, sentence, rows)
+    return Finding(name, "clear", survey.left, MEASURE, sentence, rows)
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:

@@ -11,8 +11,8 @@ import numpy as np
 from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, of_responses
-from mismatch_cli.diagnosis.response_kinds import FarResponses
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "another-quantity", 1
@@ -33,9 +33,9 @@ _NEVER = 1e-9  # tokens: keeps a mean over none at 0
 
 
 class _Quantity(NamedTuple):
-    """What a column may hold: words, and its value at every token, nats; NaN = not measured."""
+    """What a column may hold: its name, and its value at every token, nats; NaN = not measured."""
 
-    words: str
+    name: str
     value_T: np.ndarray
 
 
@@ -44,8 +44,8 @@ class _Match:
     """The responses in which one side is a quantity, and what is left of the gap to it."""
 
     side: str
-    words: str
-    in_it_S: np.ndarray  # bool
+    quantity: str
+    inside_S: np.ndarray  # bool
     left_T: np.ndarray  # the side minus the quantity, nats
 
 
@@ -59,15 +59,13 @@ def check(evidence: Evidence) -> Finding:
     match = _largest(sample)
     if match is None:
         return clear(NAME, 0.0, "share of responses", of_responses(_testable_S(sample)))
-    count, share = int(match.in_it_S.sum()), float(match.in_it_S.mean())
+    count, share = int(match.inside_S.sum()), float(match.inside_S.mean())
     sentence = (
-        f"In {count:,} of {sample.num_responses:,} responses {match.side} is {match.words}, and "
+        f"In {count:,} of {sample.num_responses:,} responses {match.side} is {match.quantity}, and "
         "not the sampled token's log-probability."
     )
-    left_T = np.where(match.in_it_S[sample.response_T], match.left_T, sample.logp_T - sample.logq_T)
-    rows = (("column", match.side), ("is", match.words), ("responses", count))
-    left_N = left_T[sample.kept]
-    where = "" if share == 1 else FarResponses(match.in_it_S, "", match.in_it_S).words
+    rows = (("column", match.side), ("is", match.quantity), ("responses", count))
+    inside_N = match.inside_S[sample.response_N]
     return Finding(
         NAME,
         "found",
@@ -75,22 +73,24 @@ def check(evidence: Evidence) -> Finding:
         "share of responses",
         sentence,
         rows,
-        left_N=left_N,
-        where=where,
+        left_N=np.where(inside_N, match.left_T[sample.index_N], sample.d_N),
+        where="" if share == 1 else Subset(match.inside_S, "", match.inside_S).where,
     )
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:
     """Every token of these responses: one side says nothing of its log-probability."""
-    match = _largest(evidence.sample)
-    in_it_S = np.zeros(evidence.sample.num_responses, bool) if match is None else match.in_it_S
-    return np.asarray(in_it_S[evidence.sample.response_T])
+    sample = evidence.sample
+    match = _largest(sample)
+    if match is None:
+        return np.zeros(len(sample.logq_T), dtype=bool)
+    return np.asarray(match.inside_S[sample.response_T])
 
 
 def _largest(sample: Sample) -> _Match | None:
     """The quantity that most responses hold; None if too few hold any."""
     matches = [*_matches(sample, "logp_trainer"), *_matches(sample, "logp_rollout")]
-    return max(matches, key=lambda match: int(match.in_it_S.sum()), default=None)
+    return max(matches, key=lambda match: int(match.inside_S.sum()), default=None)
 
 
 def _matches(sample: Sample, side: str) -> Iterator[_Match]:
@@ -98,26 +98,31 @@ def _matches(sample: Sample, side: str) -> Iterator[_Match]:
     if side == "logp_rollout":
         own_T, other_T = other_T, own_T
     gap_T = np.abs(own_T - other_T)
-    for words, value_T in _quantities(sample, other_T, side):
+    for name, value_T in _quantities(sample, other_T, side):
+        left_T = own_T - value_T
         telling_T = sample.counts_T & _tells_T(value_T, other_T)
         count_S, gap_S = _mean_S(sample, np.minimum(gap_T, np.abs(value_T)), telling_T)
-        _, left_S = _mean_S(sample, np.abs(own_T - value_T), telling_T)
+        _, left_S = _mean_S(sample, np.abs(left_T), telling_T)
         large_S = (count_S >= _FEWEST) & (gap_S >= real_gap(sample))
-        in_it_S = large_S & (left_S <= _FITS * gap_S)
-        if not too_few(in_it_S):
+        inside_S = large_S & (left_S <= _FITS * gap_S)
+        if not too_few(inside_S):
+            # A response with few tokens that tell is one of them, too, if all its tokens fit
             every_T = sample.counts_T & np.isfinite(value_T)
             _, all_gap_S = _mean_S(sample, gap_T, every_T)
-            _, all_left_S = _mean_S(sample, np.abs(own_T - value_T), every_T)
+            _, all_left_S = _mean_S(sample, np.abs(left_T), every_T)
             as_well_S = all_left_S < _FITS * all_gap_S
-            yield _Match(side, words, in_it_S | as_well_S, own_T - value_T)
+            yield _Match(side, name, inside_S | as_well_S, left_T)
 
 
 def _tells_T(value_T: np.ndarray, other_T: np.ndarray) -> np.ndarray:
+    """Whether a quantity differs from the other side's log-probability and from 0."""
     return (np.abs(other_T - value_T) > _DIFFER) & (np.abs(value_T) > _DIFFER)
 
 
 def _quantities(sample: Sample, other_T: np.ndarray, side: str) -> Iterator[_Quantity]:
-    """Made of the other side's columns, so that a gap between both sides does not fit by chance."""
+    """The quantities of the other side's columns: with its own, a gap between both sides would fit
+    by chance.
+    """
     if sample.entropy_T is not None:
         yield _Quantity("minus the entropy", -sample.entropy_T.astype(np.float64))
     ranks_TK = sample.topk_logq_TK if side == "logp_trainer" else sample.topk_logp_TK
@@ -129,14 +134,15 @@ def _quantities(sample: Sample, other_T: np.ndarray, side: str) -> Iterator[_Qua
 
 def _sums(sample: Sample, other_T: np.ndarray) -> Iterator[_Quantity]:
     """Means and sums over the response of the other side's log-probabilities."""
+    response_T = sample.response_T
     counted_T = np.where(sample.counts_T, other_T, 0.0)
-    total_S = np.bincount(sample.response_T, weights=counted_T, minlength=sample.num_responses)
-    count_S = np.bincount(sample.response_T, weights=sample.counts_T, minlength=len(total_S))
+    total_S = np.bincount(response_T, weights=counted_T, minlength=sample.num_responses)
+    count_S = np.bincount(response_T, weights=sample.counts_T, minlength=sample.num_responses)
     mean_S = total_S / np.maximum(count_S, 1)
     before_S = np.concatenate([[0.0], np.cumsum(total_S)])[:-1]
-    up_to_T = np.cumsum(counted_T) - before_S[sample.response_T]
-    total_T = total_S[sample.response_T]
-    yield _Quantity("the mean over its response", mean_S[sample.response_T])
+    up_to_T = np.cumsum(counted_T) - before_S[response_T]
+    total_T = total_S[response_T]
+    yield _Quantity("the mean over its response", mean_S[response_T])
     yield _Quantity("the sum over its response", total_T)
     yield _Quantity("a running sum", up_to_T)
     yield _Quantity("a running sum from the end", total_T - up_to_T + counted_T)
@@ -146,9 +152,9 @@ def _mean_S(
     sample: Sample, value_T: np.ndarray, chosen_T: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The number of chosen tokens of each response, and the mean of a value over them."""
-    at = sample.response_T[chosen_T]
-    count_S = np.bincount(at, minlength=sample.num_responses)
-    sum_S = np.bincount(at, weights=value_T[chosen_T], minlength=sample.num_responses)
+    response_M, value_M = sample.response_T[chosen_T], value_T[chosen_T]
+    count_S = np.bincount(response_M, minlength=sample.num_responses)
+    sum_S = np.bincount(response_M, weights=value_M, minlength=sample.num_responses)
     return count_S, sum_S / np.maximum(count_S, _NEVER)
 
 
@@ -156,4 +162,5 @@ def _testable_S(sample: Sample) -> np.ndarray:
     """The responses with enough tokens that are not alike: their mean differs from them."""
     mean = next(_sums(sample, sample.logq_T))
     telling_T = sample.counts_T & _tells_T(mean.value_T, sample.logq_T)
-    return np.asarray(_mean_S(sample, telling_T, telling_T)[0] >= _FEWEST)
+    count_S, _ = _mean_S(sample, telling_T, telling_T)
+    return np.asarray(count_S >= _FEWEST)

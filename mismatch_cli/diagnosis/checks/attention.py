@@ -31,31 +31,32 @@ def check(evidence: Evidence) -> Finding:
     function.
     """
     about = evidence.about
-    rollout = about.get("rollout", {})
-    trainer = about.get(
-        "recomputed" if evidence.pair.name == "mismatch" else "trainer"
-    ) or about.get("trainer", {})
+    rollout, trainer = about.get("rollout", {}), about.get("trainer", {})
+    # At the sampling weights, the trainer's numbers may be those that it recomputed
+    if evidence.pair.name == "mismatch":
+        trainer = about.get("recomputed") or trainer
     if not trainer.get("attn_implementation"):
         return untested(NAME, "needs a manifest that names the trainer's attention implementation")
-    dropped = [side.get("attention_leaves_out") for side in (rollout, trainer)]
+    by_rollout, by_trainer = (side.get("attention_leaves_out") for side in (rollout, trainer))
     rows = (
-        ("left out by the rollout", dropped[0] or "nothing"),
-        ("by the trainer", dropped[1] or "nothing"),
+        ("left out by the rollout", by_rollout or "nothing"),
+        ("by the trainer", by_trainer or "nothing"),
     )
-    if dropped[0] == dropped[1]:
+    if by_rollout == by_trainer:
         return clear(NAME, 0.0, _MEASURE, "it on a side whose manifest names it", rows)
     sentence = " ".join(filter(None, map(attention_warning, (rollout, trainer))))
-    used = SAFE if dropped[1] else str(rollout["attention_backend"])
-    return Finding(NAME, "found", 1.0, _MEASURE, sentence, rows, left_N=_left(evidence, used))
+    implementation = SAFE if by_trainer else str(rollout["attention_backend"])
+    left_N = _left_with(evidence, implementation)
+    return Finding(NAME, "found", 1.0, _MEASURE, sentence, rows, left_N=left_N)
 
 
-def _left(evidence: Evidence, implementation: str) -> np.ndarray:
+def _left_with(evidence: Evidence, implementation: str) -> np.ndarray:
     """The gap when the trainer's model reads the responses with this attention implementation,
-    nats.
+    nats; NaN without a model.
     """
     sample = evidence.sample
     if evidence.model is None:
-        return np.full(len(sample.kept), np.nan)
+        return np.full(sample.num_counted, np.nan)
 
     @contextmanager
     def changed(model: Any) -> Iterator[None]:
@@ -67,4 +68,4 @@ def _left(evidence: Evidence, implementation: str) -> np.ndarray:
             model.set_attn_implementation(before)
 
     logp_T = evidence.model.logp_T(Hypothesis(f"{implementation} attention", changed=changed))
-    return logp_T[sample.kept] - sample.logq_T[sample.kept]
+    return logp_T[sample.index_N] - sample.logq_N

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.temperature import beyond, log_odds
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "biased-token", 3
@@ -37,7 +37,7 @@ class _Bias:
     token: int
     nats: float
     occurrences: int
-    near: float  # share of them within 30 % of it
+    near: float  # share of the occurrences within 30 % of it
 
 
 def check(evidence: Evidence) -> Finding:
@@ -49,9 +49,10 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     if sample.response_ids_T is None:
         return untested(NAME, WITHOUT_IDS)
-    id_N = sample.response_ids_T[sample.kept]
-    gap_M, id_M, group_M = _log_odds_gaps(sample, id_N)
-    frequent_I = frequent_ids(id_M, group_M)
+    id_N = sample.response_ids_T[sample.index_N]
+    x_N, y_N, usable_N = log_odds(sample)
+    gap_M, id_M = (y_N - x_N)[usable_N], id_N[usable_N]
+    frequent_I = frequent_ids(id_M, sample.group_N[usable_N])
     bias = largest_bias(gap_M, id_M, frequent_I)
     measure = "nats on one token's logit"
     if bias is None:
@@ -65,30 +66,23 @@ def check(evidence: Evidence) -> Finding:
         ("typical log-odds gap of the others, nats", others),
     )
     of_all = "all its" if bias.near == 1 else f"{100 * bias.near:.0f} % of its"
+    direction = "higher" if bias.nats > 0 else "lower"
     sentence = (
         f"In {of_all} {bias.occurrences:,} occurrences the log-odds of token {bias.token} are "
-        f"{abs(bias.nats):.2g} nats {'higher' if bias.nats > 0 else 'lower'} in the trainer than "
-        "in the engine, and those of other tokens are not."
+        f"{abs(bias.nats):.2g} nats {direction} in the trainer than in the engine, and those of "
+        "other tokens are not."
     )
     return Finding(
         NAME, "found", abs(bias.nats), measure, sentence, rows, left_N=left_N, at_most=True
     )
 
 
-def _log_odds_gaps(sample: Sample, id_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The log-odds gap of the tokens that are neither certain nor impossible, their ids and groups
-    of prompts.
-    """
-    x_N, y_N, usable_N = log_odds(sample)
-    return (y_N - x_N)[usable_N], id_N[usable_N], sample.group_N[usable_N]
-
-
 def frequent_ids(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
     """The ids that occur often enough, and under enough prompts."""
-    ids_I, at_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
-    places = np.unique(np.stack([at_M, group_M]), axis=1)
-    prompts_I = np.bincount(places[0], minlength=len(ids_I))
-    return ids_I[(count_I >= _FEWEST) & (prompts_I >= _FEWEST_PROMPTS)]
+    id_I, index_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
+    index_of_pair, _ = np.unique(np.stack([index_M, group_M]), axis=1)
+    prompts_I = np.bincount(index_of_pair, minlength=len(id_I))
+    return id_I[(count_I >= _FEWEST) & (prompts_I >= _FEWEST_PROMPTS)]
 
 
 def largest_bias(gap_M: np.ndarray, id_M: np.ndarray, frequent_I: np.ndarray) -> _Bias | None:
@@ -116,20 +110,20 @@ def _left(sample: Sample, bias: _Bias, own_N: np.ndarray) -> np.ndarray:
     """log π − log μ, nats, beyond what the bias makes: of its own token exactly, of others at most
     what it could take if all the rest were the biased token.
     """
-    logq_N, factor = sample.logq_T[sample.kept], np.exp(bias.nats)
+    logq_N, factor = sample.logq_N, np.exp(bias.nats)
     p_N = np.exp(np.minimum(logq_N, 0.0))
-    raised_N = logq_N + bias.nats - np.log1p(p_N * (factor - 1))
-    lowered_N = logq_N - np.log1p((1 - p_N) * (factor - 1))
-    bounds = (np.where(own_N, raised_N, lowered_N), np.where(own_N, raised_N, logq_N))
+    biased_N = logq_N + bias.nats - np.log1p(p_N * (factor - 1))
+    least_N = logq_N - np.log1p((1 - p_N) * (factor - 1))
+    bounds = (np.where(own_N, biased_N, least_N), np.where(own_N, biased_N, logq_N))
     return beyond(sample, bounds)
 
 
-def _power(gap_M: np.ndarray, often: int) -> str:
-    """The bias that would have been found, on how many ids, those that occur often."""
-    if not often:
-        return none(
+def _power(gap_M: np.ndarray, frequent: int) -> str:
+    """The bias that would have been found, on one of so many frequent ids."""
+    if not frequent:
+        return no_power(
             f"no token occurs {_FEWEST} times, under {_FEWEST_PROMPTS} prompts, between certain "
             "and impossible"
         )
     nats = max(_LEAST, _TIMES_OTHERS * _typical(gap_M))
-    return f"a bias of ≥ {nats:.2g} nats on one of {often:,} ids"
+    return f"a bias of ≥ {nats:.2g} nats on one of {frequent:,} ids"

@@ -4,6 +4,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.power import clear, percent
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"
@@ -27,35 +28,30 @@ def check(evidence: Evidence) -> Finding:
 
     The gap from the top-K columns shows which of the two is wrong.
     """
-    sides = {side: found for side, found in evidence.own_columns.sides.items() if found.compared}
-    if not sides:
-        return untested(NAME, "needs top-K log-probabilities")
-    shares = {side: found.at_odds / found.compared for side, found in sides.items()}
-    side = max(shares, key=lambda name: shares[name])
+    shares: dict[str, float] = {}
     rows: list[Row] = []
-    for name, found in sides.items():
-        rows += [
-            (f"{name}: sampled tokens among the ranks", found.compared),
-            (f"{name}: with another value", found.at_odds),
-        ]
-        if found.at_odds:
-            rows.append((f"{name}: mean difference there, nats", found.difference / found.at_odds))
-    if shares[side] < _SHARE or settled(evidence):
-        power = f"it in ≥ {percent(_SHARE)} of {sides[side].compared:,} tokens"
-        return clear(NAME, shares[side], "share of tokens", power, tuple(rows))
+    for name, agreement in evidence.own_columns.sides.items():
+        compared, at_odds = agreement.compared, agreement.at_odds
+        if not compared:
+            continue
+        shares[name] = at_odds / compared
+        rows.append((f"{name}: sampled tokens among the ranks", compared))
+        rows.append((f"{name}: with another value", at_odds))
+        if at_odds:
+            rows.append((f"{name}: mean difference there, nats", agreement.difference / at_odds))
+    if not shares:
+        return untested(NAME, "needs top-K log-probabilities")
+    side = max(shares, key=lambda name: shares[name])
+    share, worst = shares[side], evidence.own_columns.sides[side]
+    if share < _SHARE or settled(evidence):
+        power = f"it in ≥ {percent(_SHARE)} of {worst.compared:,} tokens"
+        return clear(NAME, share, "share of tokens", power, tuple(rows))
     sentence = (
-        f"{sides[side].at_odds:,} of {sides[side].compared:,} sampled tokens of the {side} "
-        f"contradict the {side}'s own top-K column."
+        f"{worst.at_odds:,} of {worst.compared:,} sampled tokens of the {side} contradict the "
+        f"{side}'s own top-K column."
     )
-    return Finding(
-        NAME,
-        "found",
-        shares[side],
-        "share of tokens",
-        sentence,
-        tuple(rows),
-        left_N=_by_topk(evidence),
-    )
+    left_N = _left_by_topk(evidence.sample)
+    return Finding(NAME, "found", share, "share of tokens", sentence, tuple(rows), left_N=left_N)
 
 
 def settled(evidence: Evidence) -> bool:
@@ -65,19 +61,18 @@ def settled(evidence: Evidence) -> bool:
     sample = evidence.sample
     if sample.topk_d_T is None or sample.topk_logp_TK is not None:
         return False
-    apart_N = np.abs(sample.topk_d_T[sample.kept] - sample.d_N)
-    known_N = apart_N[np.isfinite(apart_N)]
-    return bool(len(known_N)) and float((known_N > _APART).mean()) < _FEW_APART
+    apart_N = np.abs(sample.topk_d_T[sample.index_N] - sample.d_N)
+    apart_M = apart_N[np.isfinite(apart_N)]
+    return bool(len(apart_M)) and float((apart_M > _APART).mean()) < _FEW_APART
 
 
-def _by_topk(evidence: Evidence) -> np.ndarray | None:
+def _left_by_topk(sample: Sample) -> np.ndarray | None:
     """The gap from the top-K columns, if it is much smaller; None if the sampled
     log-probabilities are right.
     """
-    sample = evidence.sample
     if sample.topk_d_T is None:
         return None
-    by_topk_N = sample.topk_d_T[sample.kept]
+    by_topk_N = sample.topk_d_T[sample.index_N]
     left_N = np.where(np.isfinite(by_topk_N), by_topk_N, sample.d_N)
     before = np.abs(sample.d_N).sum()
     return left_N if np.abs(left_N).sum() < (1 - _EXPLAINS) * before else None

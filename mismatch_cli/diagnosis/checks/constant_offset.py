@@ -6,7 +6,7 @@ from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "constant-offset", 2
@@ -34,37 +34,44 @@ def check(evidence: Evidence) -> Finding:
     token at 0 on one side may have been clipped there and is not used.
     """
     sample = evidence.sample
-    constant_S, left_T = np.zeros(sample.num_responses), sample.logp_T - sample.logq_T
+    constant_S = np.zeros(sample.num_responses)
+    left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
-        found = _constant(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span])
-        if found is not None:
-            constant_S[s], left_T[span] = found
+        fit = _fit_constant(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span])
+        if fit is not None:
+            constant_S[s], left_T[span] = fit
     offset_S = constant_S != 0
-    count, share = int(offset_S.sum()), float(offset_S.mean()) if len(offset_S) else 0.0
+    count = int(offset_S.sum())
+    share = count / max(1, sample.num_responses)
     if too_few(offset_S) or renormalised(sample, constant_S) or mixture_in(sample):
         return clear(NAME, share, "share of responses", power(sample))
-    low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
+    low, middle, high = map(float, np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95]))
     sentence = (
         f"In {count:,} of {sample.num_responses:,} responses log π − log μ is the same number at "
         f"nearly every token (median {middle:+.3g} nats)."
     )
-    rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
-            ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
-    return Finding(
-        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
-    )
+    rows = (
+        ("responses", count), ("the constant, 5 % quantile, nats", low),
+        ("median", middle), ("95 % quantile", high),
+    )  # fmt: skip
+    left_N = left_T[sample.index_N]
+    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 
 
 def power(sample: Sample) -> str:
     """The constant that would have been found in half of the responses: 60 % of a response's gaps
     are within a fifth of it.
     """
-    abs_d_T = np.where(sample.counts_T, sample.abs_d_T, np.nan)
-    own = [abs_d_T[span][np.isfinite(abs_d_T[span])] for span in sample.spans()]
-    sizes = [float(np.quantile(d_N, _NEARLY_ALL)) / _NEAR for d_N in own if len(d_N) >= _FEWEST]
-    if not sizes:
-        return none(f"no response has {_FEWEST} tokens")
-    return f"≥ {max(_LEAST, float(np.median(sizes))):.2g} nats in half of the responses"
+    abs_d_T = sample.abs_d_T
+    usable_T = sample.counts_T & np.isfinite(abs_d_T)
+    constants = []
+    for span in sample.spans():
+        abs_d_N = abs_d_T[span][usable_T[span]]
+        if len(abs_d_N) >= _FEWEST:
+            constants.append(float(np.quantile(abs_d_N, _NEARLY_ALL)) / _NEAR)
+    if not constants:
+        return no_power(f"no response has {_FEWEST} tokens")
+    return f"≥ {max(_LEAST, float(np.median(constants))):.2g} nats in half of the responses"
 
 
 def renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
@@ -74,28 +81,31 @@ def renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
     top-p 0.9 takes about ln 0.9 from every uncertain token, in some responses from nearly all. Even
     float32 rounding leans: a gap that is tiny compared with the constants is not from truncation.
     """
-    other_N = constant_S[sample.response_T[sample.kept]] == 0
+    if constant_S.max() > 0:
+        return False
+    other_N = constant_S[sample.response_N] == 0
     others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
     least = _LEAST_BESIDE * float(-np.median(constant_S[constant_S != 0]))
-    return bool(constant_S.max() <= 0 and others.gap > least and others.renormalised)
+    return bool(others.gap > least and others.renormalised)
 
 
-def _constant(
+def _fit_constant(
     logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray
 ) -> tuple[float, np.ndarray] | None:
     """The constant of one response, and the gap without it; None if it has none."""
     d_T = logp_T - logq_T
-    inner_T = counts_T & (logq_T != 0) & (logp_T != 0)
-    if inner_T.sum() < _FEWEST:
+    unclipped_T = counts_T & (logq_T != 0) & (logp_T != 0)
+    if unclipped_T.sum() < _FEWEST:
         return None
-    constant = float(np.median(d_T[inner_T]))
+    constant = float(np.median(d_T[unclipped_T]))
     near_T = np.abs(d_T - constant) < _NEAR * abs(constant)
-    if abs(constant) < _LEAST or near_T[inner_T].mean() < _NEARLY_ALL:
+    if abs(constant) < _LEAST or near_T[unclipped_T].mean() < _NEARLY_ALL:
         return None
     left_T = np.empty(len(d_T))
     for half in (0, 1):
         own_T = np.arange(len(d_T)) % 2 == half
-        fitted = float(np.median(d_T[inner_T & ~own_T])) if (inner_T & ~own_T).any() else constant
+        fitted_T = unclipped_T & ~own_T
+        fitted = float(np.median(d_T[fitted_T])) if fitted_T.any() else constant
         left_T[own_T] = without_constant(logq_T[own_T], logp_T[own_T], fitted)
     if np.abs(left_T[counts_T]).sum() > _LEFT * np.abs(d_T[counts_T]).sum():
         return None
@@ -104,6 +114,6 @@ def _constant(
 
 def without_constant(logq_T: np.ndarray, logp_T: np.ndarray, constant: float) -> np.ndarray:
     """log π − log μ without the constant, and 0 where clipping at 0 explains the rest."""
-    taken_T = logp_T - logq_T - constant
-    clipped_T = (logp_T == 0) | (logq_T == 0)
-    return np.where(clipped_T & (np.abs(logp_T - logq_T) <= abs(constant)), 0.0, taken_T)
+    d_T = logp_T - logq_T
+    is_clipped_T = (logp_T == 0) | (logq_T == 0)
+    return np.where(is_clipped_T & (np.abs(d_T) <= abs(constant)), 0.0, d_T - constant)

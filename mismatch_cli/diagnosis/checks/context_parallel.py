@@ -33,7 +33,7 @@ class Cuts(NamedTuple):
     """Where sequences may be cut."""
 
     parts: int
-    length: str  # of what
+    whole: str  # what is cut into these parts
     at_N: np.ndarray  # bool
 
 
@@ -44,15 +44,15 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     if sample.prompt_length_S is None:
         return untested(NAME, WITHOUT_PROMPTS)
-    outlying_N = _outlying(sample)
+    outlying_N = np.asarray(sample.u_N >= _OUTLYING)
     if outlying_N.sum() < _FEWEST:
         return clear(NAME, 0.0, MEASURE, of_tokens(_FEWEST, sample))
-    own_S = sample.prompt_length_S + sample.length_S
-    cuts = max(_cuts(sample, own_S), key=lambda cuts: _score(cuts, outlying_N))
+    length_S = sample.prompt_length_S + sample.length_S
+    cuts = max(_cuts(sample, length_S), key=lambda cuts: _score(cuts, outlying_N))
     share, chance = float(cuts.at_N[outlying_N].mean()), float(cuts.at_N.mean())
     rows: tuple[Row, ...] = (
         ("tokens with ten times the typical gap", int(outlying_N.sum())),
-        (f"of them at k/{cuts.parts} of {cuts.length}", share),
+        (f"of them at k/{cuts.parts} of {cuts.whole}", share),
         ("of all tokens there", chance),
     )
     if share < _AT_CUTS or chance > _BY_CHANCE:
@@ -60,53 +60,53 @@ def check(evidence: Evidence) -> Finding:
     left_N, side = left_of_cuts(evidence, cuts.at_N & outlying_N)
     sentence = (
         f"{100 * share:.0f} % of the tokens with a huge gap are at k/{cuts.parts} of "
-        f"{cuts.length}, where {100 * chance:.1f} % of all tokens are{side}."
+        f"{cuts.whole}, where {100 * chance:.1f} % of all tokens are{side}."
     )
     return Finding(NAME, "found", share, MEASURE, sentence, rows, left_N=left_N)
 
 
-def _outlying(sample: Sample) -> np.ndarray:
-    return np.asarray(sample.u_N >= _OUTLYING)
-
-
 def _score(cuts: Cuts, outlying_N: np.ndarray) -> tuple[bool, float]:
-    """The fewest parts whose cuts have the outlying tokens, before those that have fewer."""
-    share, chance = float(cuts.at_N[outlying_N].mean()), float(cuts.at_N.mean())
-    return share >= _AT_CUTS, -chance if share >= _AT_CUTS else share
+    """A key that puts the fewest parts whose cuts have the outlying tokens above those that have
+    fewer of them.
+    """
+    share = float(cuts.at_N[outlying_N].mean())
+    if share < _AT_CUTS:
+        return False, share
+    return True, -float(cuts.at_N.mean())
 
 
-def _cuts(sample: Sample, own_S: np.ndarray) -> Iterator[Cuts]:
+def _cuts(sample: Sample, length_S: np.ndarray) -> Iterator[Cuts]:
     """The cuts of the sequences' own lengths and of the longest, in tokens, padded to multiples of
     the number of parts.
     """
     position_N = sample.axis_N("context")
-    own_N = own_S[sample.response_T[sample.kept]]
-    lengths = {"the sequence": own_N, "the longest sequence": np.full_like(own_N, own_S.max())}
+    own_N = length_S[sample.response_N]
+    longest_N = np.full_like(own_N, length_S.max())
     for parts in PARTS:
-        for words, length_N in lengths.items():
+        for whole, length_N in (("the sequence", own_N), ("the longest sequence", longest_N)):
             part_N = -(-length_N // parts)
             for beside in _BESIDE:
-                yield Cuts(parts, words, (position_N - beside) % part_N == 0)
+                yield Cuts(parts, whole, (position_N - beside) % part_N == 0)
 
 
 def left_of_cuts(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, str]:
     """The gap with the model's own numbers in these tokens, or without them; and the side that
     the model names.
     """
-    sample = evidence.sample
+    d_N = evidence.sample.d_N
+    off_N = _off_the_model(evidence)
+    if off_N is not None and not np.isnan(off_N[wrong_N]).all():
+        left_N = np.where(wrong_N, d_N - off_N, d_N)
+        if np.nansum(np.abs(left_N)) <= np.abs(d_N).sum() / 2:
+            return left_N, ": the trainer's numbers there are not its model's"
+    return np.where(wrong_N, np.nan, d_N), ""
+
+
+def _off_the_model(evidence: Evidence) -> np.ndarray | None:
+    """The trainer's log π less its model's, nats; None if no model read the responses."""
+    if evidence.readings is None:
+        return None
     try:
-        off_N = None if evidence.readings is None else evidence.readings.off_T[sample.kept]
+        return evidence.readings.off_T[evidence.sample.index_N]
     except SkippedReading:
-        off_N = None
-    if off_N is None or np.isnan(off_N[wrong_N]).all():
-        return sample.left_without(_in_sample(sample, wrong_N)), ""
-    left_N = np.where(wrong_N, sample.d_N - off_N, sample.d_N)
-    if np.nansum(np.abs(left_N)) > np.abs(sample.d_N).sum() / 2:
-        return sample.left_without(_in_sample(sample, wrong_N)), ""
-    return left_N, ": the trainer's numbers there are not its model's"
-
-
-def _in_sample(sample: Sample, wrong_N: np.ndarray) -> np.ndarray:
-    wrong_T = np.zeros(len(sample.logq_T), dtype=bool)
-    wrong_T[sample.kept[wrong_N]] = True
-    return wrong_T
+        return None

@@ -33,10 +33,10 @@ def check(evidence: Evidence) -> Finding:
     usable_G = pairs.count_G > 0
     count, groups = int(pairs.count_G.sum()), int(usable_G.sum())
     if count < _FEWEST_PAIRS or groups < _FEWEST_GROUPS:
-        why = "too few prompts with different rewards and one advantage for each response"
-        return untested(NAME, why)
-    against_G, count_G = pairs.against_G[usable_G], pairs.count_G[usable_G]
-    _, without_G = without_groups(np.true_divide, against_G, count_G)
+        reason = "too few prompts with different rewards and one advantage for each response"
+        return untested(NAME, reason)
+    against_G = pairs.against_G[usable_G]
+    _, without_G = without_groups(np.true_divide, against_G, pairs.count_G[usable_G])
     error = standard_error(without_G)
     permuted = int(pairs.permuted_G[usable_G].sum())
     rows = (
@@ -50,13 +50,15 @@ def check(evidence: Evidence) -> Finding:
         power = f"it in ≥ {percent(_MOST_AGAINST + _Z * error)} of the pairs"
         return clear(NAME, pairs.share, "share of pairs", power, rows)
     if pairs.share > _TURNED:
-        how = "their sign is turned"
+        diagnosis = "their sign is turned"
     elif permuted >= _TURNED * float((against_G > 0).sum()):
-        how = "they fit in another order, so they belong to other responses of the same prompt"
+        diagnosis = (
+            "they fit in another order, so they belong to other responses of the same prompt"
+        )
     else:
-        how = "they belong to other responses"
+        diagnosis = "they belong to other responses"
     sentence = (
         f"In {against_G.sum():,.0f} of {count:,} pairs of responses to one prompt the smaller "
-        f"reward has the larger advantage: {how}."
+        f"reward has the larger advantage: {diagnosis}."
     )
     return Finding(NAME, "found", pairs.share, "share of pairs", sentence, rows)

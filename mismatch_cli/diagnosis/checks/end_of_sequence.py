@@ -32,10 +32,11 @@ def check(evidence: Evidence) -> Finding:
     """Find exact zeros at last tokens; else a gap there far above that of the other tokens, and
     larger than expected.
     """
-    if found := zeros_finding(evidence, NAME):
-        return found
+    zeros = zeros_finding(evidence, NAME)
+    if zeros is not None:
+        return zeros
     sample = evidence.sample
-    last_N = sample.last_T[sample.kept] & ~sample.truncated_S[sample.response_T[sample.kept]]
+    last_N = sample.last_T[sample.index_N] & ~sample.truncated_S[sample.response_N]
     if last_N.sum() < _FEWEST:
         return untested(NAME, f"fewer than {_FEWEST} responses ended on their own")
     abs_d_N = np.abs(sample.d_N)

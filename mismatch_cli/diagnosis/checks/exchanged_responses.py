@@ -29,14 +29,14 @@ def check(evidence: Evidence) -> Finding:
     exchanged_R = exchanges.exchanged_R & ~_repaired_R(evidence)
     count = int(exchanged_R.sum())
     share = count / max(1, len(exchanged_R))
-    heads, partner = exchanges.heads, exchanges.partner_R[exchanged_R]
-    same_R = heads.group_R[exchanged_R] == heads.group_R[partner]
+    group_R = exchanges.heads.group_R
+    same_prompt = group_R[exchanged_R] == group_R[exchanges.partner_R[exchanged_R]]
     rows = (
         ("responses compared with each other", len(exchanged_R)),
         ("that do not fit their own values", int(exchanges.misfit_R.sum())),
-        ("of these, that fit another response to the same prompt", int(same_R.sum())),
-        ("that fit a response to another prompt", int((~same_R).sum())),
-    )  # fmt: skip
+        ("of these, that fit another response to the same prompt", int(same_prompt.sum())),
+        ("that fit a response to another prompt", int((~same_prompt).sum())),
+    )
     if too_few(exchanged_R):
         power = of_responses(varied_S(evidence.sample, SHORTEST_ELSEWHERE, MISFIT))
         return clear(NAME, share, "share of responses", power, rows)
@@ -52,28 +52,29 @@ def _exchanged_T(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
     """The tokens of the sample's exchanged responses, and of its other misfits if most misfits
     are exchanged.
     """
-    row_S = _row_S(evidence)
-    exchanged_S = exchanged_R[row_S] & (row_S >= 0)
+    head_S = _head_S(evidence)
+    exchanged_S = exchanged_R[head_S] & (head_S >= 0)
     if exchanged_R.sum() >= _MOSTLY * evidence.exchanges.misfit_R.sum():
-        exchanged_S |= (row_S < 0) & (evidence.alignment.gap_S >= MISFIT)
+        exchanged_S |= (head_S < 0) & (evidence.alignment.gap_S >= MISFIT)
     return exchanged_S[evidence.sample.response_T]
 
 
 def _repaired_R(evidence: Evidence) -> np.ndarray:
     """Responses of the sample that fit their own values once other checks' findings are undone."""
-    row_S, repaired_R = _row_S(evidence), np.zeros(len(evidence.exchanges.misfit_R), dtype=bool)
-    fits_S = (row_S >= 0) & (evidence.alignment.gap_S < MISFIT)
-    repaired_R[row_S[fits_S]] = True
+    head_S = _head_S(evidence)
+    fits_S = (head_S >= 0) & (evidence.alignment.gap_S < MISFIT)
+    repaired_R = np.zeros(len(evidence.exchanges.misfit_R), dtype=bool)
+    repaired_R[head_S[fits_S]] = True
     return repaired_R
 
 
-def _row_S(evidence: Evidence) -> np.ndarray:
-    """The row of each response of the sample among the heads; −1 = none."""
-    sample, rows = evidence.sample, evidence.exchanges.heads.rows
-    keys_S = zip(
+def _head_S(evidence: Evidence) -> np.ndarray:
+    """The index of each response of the sample among the heads; −1 = none."""
+    sample, index_of = evidence.sample, evidence.exchanges.heads.index_of
+    keys = zip(
         sample.step_S.tolist(),
         sample.prompt_id_S.tolist(),
         sample.sample_index_S.tolist(),
         strict=True,
     )
-    return np.array([rows.get(key, -1) for key in keys_S], dtype=np.int64)
+    return np.array([index_of.get(key, -1) for key in keys], dtype=np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.power import clear, none, percent
+from mismatch_cli.diagnosis.power import clear, no_power, percent
 from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "forced-tokens", 1
@@ -25,11 +25,11 @@ _TIMES = 10.0  # the gap elsewhere
 
 @dataclass(frozen=True)
 class _Place:
-    """The tokens with the same id at one place."""
+    """The place of responses at which nearly all have one id."""
 
     position: int
     token: int
-    index_T: np.ndarray
+    index: np.ndarray  # of these tokens in the sample
     responses: int  # that reach the place
 
 
@@ -43,39 +43,39 @@ def check(evidence: Evidence) -> Finding:
     places = _forced_places(sample)
     forced_T = np.zeros(len(sample.logq_T), dtype=bool)
     for place in places:
-        forced_T[place.index_T] = True
-    share = float(forced_T.sum()) / max(1, len(sample.kept))
+        forced_T[place.index] = True
+    share = float(forced_T.sum()) / max(1, sample.num_counted)
     if not places:
         return clear(NAME, share, "share of tokens", _power(sample))
     first = places[0]
-    surprise = [float(-side[first.index_T].mean()) for side in (sample.logq_T, sample.logp_T)]
+    logq, logp = float(sample.logq_T[first.index].mean()), float(sample.logp_T[first.index].mean())
     sentence = (
-        f"{len(first.index_T):,} of {first.responses:,} responses have token {first.token} at "
-        f"place {first.position + 1}, with a mean log μ of {-surprise[0]:.3g} and a mean log π of "
-        f"{-surprise[1]:.3g}: it was forced, not sampled."
+        f"{len(first.index):,} of {first.responses:,} responses have token {first.token} at "
+        f"place {first.position + 1}, with a mean log μ of {logq:.3g} and a mean log π of "
+        f"{logp:.3g}: it was forced, not sampled."
     )
     rows = (
         ("token", first.token),
         ("place in the response, from 1", first.position + 1),
         ("places with a forced token", len(places)),
-        ("mean −log μ there, nats", surprise[0]),
-        ("mean −log π there, nats", surprise[1]),
+        ("mean −log μ there, nats", -logq),
+        ("mean −log π there, nats", -logp),
     )
     left_N = sample.left_without(forced_T)
     return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
 
 
 def _power(sample: Sample) -> str:
-    """The places that enough responses reach."""
-    reach_P = np.bincount(sample.position_T[sample.kept])
-    places = int((reach_P >= _FEWEST).sum())
+    """A token forced in nearly all responses, at the places that enough responses reach."""
+    responses_P = np.bincount(sample.position_T[sample.index_N])
+    places = int((responses_P >= _FEWEST).sum())
     if not places:
-        return none(f"no place is reached by {_FEWEST} responses")
+        return no_power(f"no place is reached by {_FEWEST} responses")
     return f"it in {percent(_ALL)} of the responses, at any of the first {things(places, 'place')}"
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:
-    """Whatever is at a forced place."""
+    """Every token at a forced place, even of another id."""
     sample = evidence.sample
     return np.isin(sample.position_T, [place.position for place in _forced_places(sample)])
 
@@ -86,29 +86,29 @@ def _forced_places(sample: Sample) -> list[_Place]:
 
 def _uniform_places(sample: Sample) -> list[_Place]:
     """The places where nearly all responses that reach them have one id."""
-    ids_T, position_N = sample.response_ids_T, sample.position_T[sample.kept]
+    ids_T, position_N = sample.response_ids_T, sample.position_T[sample.index_N]
     if ids_T is None:
         return []
-    order = sample.kept[np.argsort(position_N, kind="stable")]
-    counts_P = np.bincount(position_N)
+    by_position = sample.index_N[np.argsort(position_N, kind="stable")]
+    responses_P = np.bincount(position_N)
     places = []
-    for position, index_T in enumerate(np.split(order, np.cumsum(counts_P)[:-1])):
-        if len(index_T) < _FEWEST:
+    for position, index in enumerate(np.split(by_position, np.cumsum(responses_P)[:-1])):
+        if len(index) < _FEWEST:
             continue
-        ids, counts = np.unique(ids_T[index_T], return_counts=True)
-        if counts.max() >= _ALL * len(index_T):
+        ids, counts = np.unique(ids_T[index], return_counts=True)
+        if counts.max() >= _ALL * len(index):
             token = int(ids[counts.argmax()])
-            same_T = index_T[ids_T[index_T] == token]
-            places.append(_Place(position, token, same_T, len(index_T)))
+            places.append(_Place(position, token, index[ids_T[index] == token], len(index)))
     return places
 
 
 def _is_forced(sample: Sample, place: _Place) -> bool:
     """Whether one side makes the token improbable, and the gap is this place's alone."""
-    logq_T, logp_T = sample.logq_T[place.index_T], sample.logp_T[place.index_T]
-    gap = float(np.abs(logp_T - logq_T).mean())
-    elsewhere_N = sample.position_T[sample.kept] != place.position
+    logq, logp = sample.logq_T[place.index], sample.logp_T[place.index]
+    gap = float(np.abs(logp - logq).mean())
+    elsewhere_N = sample.position_T[sample.index_N] != place.position
     others = float(np.abs(sample.d_N[elsewhere_N]).mean()) if elsewhere_N.any() else 0.0
-    improbable = max(float(-logq_T.mean()), float(-logp_T.mean())) > _NATS
-    by_engine = float(-logq_T.mean()) > _NATS or not logq_T.any()
+    improbable = max(float(-logq.mean()), float(-logp.mean())) > _NATS
+    # An engine calls a token that it forced impossible, or certain
+    by_engine = float(-logq.mean()) > _NATS or not logq.any()
     return improbable and by_engine and gap > _TIMES * others

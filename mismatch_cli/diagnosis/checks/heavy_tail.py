@@ -42,29 +42,38 @@ _BULK, _END = 1.0, 4.0  # typical gaps, to twice these
 _THIN = 1 / 7
 _MOST = 0.5  # of Σ|d|: a tail with less is not why the gap is too large
 _NEARLY_ALL = 2 / 3  # of Σ|d|: the gap is three times what it is without the tail
+_MEASURE = "share of Σ|Δlog p| in the tail"
 
 
 @dataclass(frozen=True)
 class _Tail:
     """Tokens that are far off, by themselves or in their responses."""
 
-    in_it_N: np.ndarray  # bool
+    inside_N: np.ndarray  # bool
     count: int  # of tokens or responses
-    what: str
+    phrase: str  # such as `12 tokens`
     share: float  # of Σ|d|
     fewest: int  # that are more than chance
     left_N: np.ndarray  # log π − log μ with the gap of typical tokens in the tail
+
+    @property
+    def is_few(self) -> bool:
+        return bool(self.inside_N.any()) and float(self.inside_N.mean()) <= _FEW
+
+    @property
+    def left(self) -> float:
+        """The mean gap without the tail, nats per token."""
+        return float(np.abs(self.left_N).mean())
 
 
 def check(evidence: Evidence) -> Finding:
     """Measure the share of Σ|d| on tokens beyond 10 typical gaps, and on responses beyond 4
     times the median.
 
-    A tail without which the gap is as expected, and with which it is not, is a fault, and so is one
-    with two thirds of the gap, however few its tokens: no precision moves so few so far. A smaller
-    one needs enough of them to be told from chance.
+    A tail that decides whether the gap is too large is a fault; a smaller one needs enough tokens
+    to be told from chance.
     """
-    sample, expected = evidence.sample, evidence.expected
+    sample = evidence.sample
     by_tokens, by_responses = _far_tokens(sample), _far_responses(sample)
     tail = by_responses if by_responses.share >= by_tokens.share else by_tokens
     rows = (
@@ -73,42 +82,63 @@ def check(evidence: Evidence) -> Finding:
         ("responses beyond 4 times the median response", by_responses.count),
         ("share of Σ|Δlog p| in them", by_responses.share), *_values(sample, tail),
     )  # fmt: skip
-    measure = "share of Σ|Δlog p| in the tail"
-    is_few = bool(tail.in_it_N.any()) and tail.in_it_N.mean() <= _FEW
-    too_large = evidence.gap.value > expected.high
-    left = float(np.abs(tail.left_N).mean())
-    makes_it_too_large = tail.share >= _MOST and too_large and left <= expected.high
-    is_nearly_all = tail.share >= _NEARLY_ALL and len(sample.kept) >= _FEWEST_TOKENS
-    decides = is_few and (makes_it_too_large or is_nearly_all)
-    if not decides and len(sample.kept) < _FEWEST_TOKENS:
-        return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
-    if not decides and not (is_few and _is_more_than_chance(sample, tail)):
-        power = f"≥ {percent(_SHARE)} of the gap on ≤ {percent(_FEW)} of the tokens"
-        return clear(NAME, tail.share, measure, power, rows)
-    share, may_route = f"{100 * tail.share:.0f} %", evidence.family != "dense"
+    decides = _decides(evidence, tail)
+    if not decides:
+        if sample.num_counted < _FEWEST_TOKENS:
+            return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
+        if not (tail.is_few and _is_more_than_chance(sample, tail)):
+            power = f"≥ {percent(_SHARE)} of the gap on ≤ {percent(_FEW)} of the tokens"
+            return clear(NAME, tail.share, _MEASURE, power, rows)
     # Only routing can make a few tokens differ so much that the gap is too large without them, too,
     # or as far as the bulk reaches
-    is_why = _is_apart(sample) and (decides or not too_large)
+    is_why = _is_apart(sample) and (decides or not _is_too_large(evidence))
     if tail is by_tokens and evidence.family != "moe" and not is_why:
-        reason = f"{share} of the gap is on {tail.what}: where it sits, not why"
+        reason = f"{_percent(tail)} of the gap is on {tail.phrase}: where it sits, not why"
         return Finding(
-            NAME, "clear", tail.share, measure, evidence=rows, reason=reason, left_N=tail.left_N
+            NAME, "clear", tail.share, _MEASURE, evidence=rows, reason=reason, left_N=tail.left_N
         )
-    sentence = f"{tail.what} of the sample carry {share} of the gap."
+    return _finding(evidence, tail, rows, decides)
+
+
+def _decides(evidence: Evidence, tail: _Tail) -> bool:
+    """Whether few tokens make the gap too large, which is as expected without them, or have two
+    thirds of it: no precision moves so few so far.
+    """
+    makes_it_too_large = (
+        tail.share >= _MOST and _is_too_large(evidence) and tail.left <= evidence.expected.high
+    )
+    is_nearly_all = tail.share >= _NEARLY_ALL and evidence.sample.num_counted >= _FEWEST_TOKENS
+    return tail.is_few and (makes_it_too_large or is_nearly_all)
+
+
+def _is_too_large(evidence: Evidence) -> bool:
+    return evidence.gap.value > evidence.expected.high
+
+
+def _percent(tail: _Tail) -> str:
+    return f"{100 * tail.share:.0f} %"
+
+
+def _finding(evidence: Evidence, tail: _Tail, rows: tuple[Row, ...], decides: bool) -> Finding:
+    sentence = f"{tail.phrase} of the sample carry {_percent(tail)} of the gap"
     if decides:
-        sentence = (
-            f"{tail.what} of the sample carry {share} of the gap, which is {left:.2g} nats "
-            f"without them. {_in_words(sample, tail)}"
-        )
+        sentence += f", which is {tail.left:.2g} nats without them. "
+        sentence += _range_sentence(evidence.sample, tail)
+    else:
+        sentence += "."
+    cause, change = CAUSE, CHANGE
+    if evidence.family != "dense":
+        cause += _EXPERTS
+        change += _REPLAY
     return Finding(
         NAME,
         "found",
         tail.share,
-        measure,
+        _MEASURE,
         sentence,
         rows,
-        cause=CAUSE + _EXPERTS * may_route,
-        change=CHANGE + _REPLAY * may_route,
+        cause=cause,
+        change=change,
         left_N=tail.left_N,
         beyond_expected=decides,
     )
@@ -120,7 +150,8 @@ def _is_apart(sample: Sample) -> bool:
     The noise of a trainer with dropout does not: its bulk reaches as far as its tail.
     """
     u_N = np.abs(sample.d_N) / sample.typical_N
-    bulk, end = (int(((u_N > low) & (u_N <= 2 * low)).sum()) for low in (_BULK, _END))
+    bulk = int(((u_N > _BULK) & (u_N <= 2 * _BULK)).sum())
+    end = int(((u_N > _END) & (u_N <= 2 * _END)).sum())
     return end <= _THIN * bulk
 
 
@@ -131,7 +162,7 @@ def _far_tokens(sample: Sample) -> _Tail:
 
 def _far_responses(sample: Sample) -> _Tail:
     far_S = are_far_S(sample)
-    far_N = far_S[sample.response_T[sample.kept]]
+    far_N = far_S[sample.response_N]
     return _tail(sample, far_N, int(far_S.sum()), "response", _FEWEST)
 
 
@@ -139,7 +170,7 @@ def are_far_S(sample: Sample) -> np.ndarray:
     """Responses of at least 8 counted tokens whose mean normalised gap is far above the median
     response's.
     """
-    response_N = sample.response_T[sample.kept]
+    response_N = sample.response_N
     count_S = np.bincount(response_N, minlength=sample.num_responses)
     sum_S = np.bincount(response_N, weights=sample.u_N, minlength=sample.num_responses)
     mean_S = sum_S / np.maximum(count_S, 1)
@@ -149,40 +180,38 @@ def are_far_S(sample: Sample) -> np.ndarray:
     return np.asarray(long_S & (mean_S > _FAR_RESPONSE * np.median(mean_S[long_S])))
 
 
-def _tail(sample: Sample, in_it_N: np.ndarray, count: int, what: str, fewest: int) -> _Tail:
+def _tail(sample: Sample, inside_N: np.ndarray, count: int, kind: str, fewest: int) -> _Tail:
     abs_d_N = np.abs(sample.d_N)
     total = float(abs_d_N.sum())
     typical_N = np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N)
     return _Tail(
-        in_it_N,
+        inside_N,
         count,
-        things(count, what),
-        float(abs_d_N[in_it_N].sum() / total) if total else 0.0,
+        things(count, kind),
+        float(abs_d_N[inside_N].sum() / total) if total else 0.0,
         fewest,
-        np.where(in_it_N, typical_N, sample.d_N),
+        np.where(inside_N, typical_N, sample.d_N),
     )
 
 
 def _is_more_than_chance(sample: Sample, tail: _Tail) -> bool:
-    return (
-        tail.count >= tail.fewest
-        and tail.share >= _SHARE
-        and is_share_above(tail.in_it_N, np.abs(sample.d_N), sample.group_N, _LEAST_SHARE)
-    )
+    if tail.count < tail.fewest or tail.share < _SHARE:
+        return False
+    return is_share_above(tail.inside_N, np.abs(sample.d_N), sample.group_N, _LEAST_SHARE)
 
 
 def _values(sample: Sample, tail: _Tail) -> tuple[Row, ...]:
     """The range of both sides' log-probabilities in the tail."""
-    if not tail.in_it_N.any():
+    if not tail.inside_N.any():
         return ()
     rows: list[Row] = []
-    for name, logp_T in (("log μ", sample.logq_T), ("log π", sample.logp_T)):
-        logp_N = logp_T[sample.kept][tail.in_it_N]
-        rows += [(f"{name} in the tail, from", float(logp_N.min())), ("to", float(logp_N.max()))]
+    for name, logp_N in (("log μ", sample.logq_N), ("log π", sample.logp_N)):
+        own = logp_N[tail.inside_N]
+        rows += [(f"{name} in the tail, from", float(own.min())), ("to", float(own.max()))]
     return tuple(rows)
 
 
-def _in_words(sample: Sample, tail: _Tail) -> str:
+def _range_sentence(sample: Sample, tail: _Tail) -> str:
     low_mu, high_mu, low_pi, high_pi = (value for _, value in _values(sample, tail))
     return (
         f"There log μ is {low_mu:.4g} to {high_mu:.4g} and log π is {low_pi:.4g} to {high_pi:.4g}."

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import SHORTEST, in_step_N, lag_scan, real_gap
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 __all__ = ["check", "spoiled_T"]
@@ -25,27 +25,26 @@ def check(evidence: Evidence) -> Finding:
     shifted_S = alignment.shifted_S
     count = int(shifted_S.sum())
     share = count / max(1, sample.num_responses)
-    scan = {
-        f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap
-        for lag, gap in lag_scan(sample, alignment).items()
-    }
-    scan["least gap of a response that may be shifted, nats"] = real_gap(sample)
+    least_gap = real_gap(sample)
+    scan: list[Row] = []
+    for lag, gap in lag_scan(sample, alignment).items():
+        scan.append((f"mean gap at lag {lag:+d}, nats".replace("-", "−"), gap))
+    scan.append(("least gap of a response that may be shifted, nats", least_gap))
+    measure = "share of responses"
     if too_few(shifted_S):
-        power = of_responses(varied_S(sample, SHORTEST, real_gap(sample)))
-        return clear(NAME, share, "share of responses", power, tuple(scan.items()))
-    lag = most_frequent(alignment.lag_S[shifted_S])
+        power = of_responses(varied_S(sample, SHORTEST, least_gap))
+        return clear(NAME, share, measure, power, tuple(scan))
     left_N = in_step_N(sample, alignment, shifted_S)
     if _is_by_chance(evidence, shifted_S, left_N):
         reason = "another order of the tokens: a lag fits few of the responses, and not well"
-        return Finding(
-            NAME, "clear", share, "share of responses", evidence=tuple(scan.items()), reason=reason
-        )
+        return Finding(NAME, "clear", share, measure, evidence=tuple(scan), reason=reason)
+    lag = most_frequent(alignment.lag_S[shifted_S])
     sentence = (
         f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] "
         "does not."
     )
-    rows = (("lag, tokens", lag), *scan.items())
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+    rows = (("lag, tokens", lag), *scan)
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N)
 
 
 _FEWEST, _SHARE = 2, 0.01
@@ -53,15 +52,15 @@ _MOST, _WELL = 0.5, 0.2  # of the responses that may be shifted; of their gap th
 
 
 def _is_by_chance(evidence: Evidence, shifted_S: np.ndarray, left_N: np.ndarray) -> bool:
-    """Whether most responses that disagree fit no lag, and the others only fit one so so: tokens
-    in another order, of which some lag brings a part into step.
+    """Whether most responses that disagree fit no lag, and the others fit one poorly: tokens in
+    another order, of which some lag brings a few into step.
     """
     sample = evidence.sample
     misfit_S = evidence.alignment.gap_S >= real_gap(sample)
     if shifted_S.sum() >= _MOST * misfit_S.sum():
         return False
-    in_it_N = shifted_S[sample.response_T[sample.kept]] & np.isfinite(left_N)
-    return bool(np.abs(left_N[in_it_N]).sum() > _WELL * np.abs(sample.d_N[in_it_N]).sum())
+    shifted_N = shifted_S[sample.response_N] & np.isfinite(left_N)
+    return bool(np.abs(left_N[shifted_N]).sum() > _WELL * np.abs(sample.d_N[shifted_N]).sum())
 
 
 def too_few(chosen_S: np.ndarray) -> bool:
@@ -70,6 +69,7 @@ def too_few(chosen_S: np.ndarray) -> bool:
 
 
 def most_frequent(lag_S: np.ndarray) -> int:
+    """The lag of most responses; of equally many, the smallest."""
     lag_V, count_V = np.unique(lag_S, return_counts=True)
     return int(lag_V[np.argmax(count_V)])
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_cli.diagnosis.checks import temperature
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -39,61 +39,74 @@ def check(evidence: Evidence) -> Finding:
     """
     sample, scale = evidence.sample, evidence.scale
     stored = {
-        "rollout": _share_stored_in_bfloat16(sample.logq_T[sample.kept]),
-        "trainer": _share_stored_in_bfloat16(sample.logp_T[sample.kept]),
+        "rollout": _share_stored_in_bfloat16(sample.logq_N),
+        "trainer": _share_stored_in_bfloat16(sample.logp_N),
     }
-    grid = {"rollout": scale.reference.share_on_grid, "trainer": scale.current.share_on_grid}
-    rows = tuple(
-        [
-            (f"{side}: share of log-probabilities that are bfloat16 numbers", share)
-            for side, share in stored.items()
-        ]
-        + [
-            (f"{side}: share of tokens whose logits are on a grid", share)
-            for side, share in grid.items()
-        ]
-    )
-    if named := [side for side, share in stored.items() if share > _MOSTLY]:
-        sentence = (
-            f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
-        )
-        measure, left_N = "share of rounded values", left_by_rounding(sample, named)
-        return Finding(NAME, "found", max(stored.values()), measure, sentence, rows, left_N=left_N)
-    if abs((temperature.check(evidence).effect or 1.0) - 1) > _OTHER_TEMPERATURE:
+    on_grid = {"rollout": scale.reference.share_on_grid, "trainer": scale.current.share_on_grid}
+    rows: list[Row] = []
+    for side, share in stored.items():
+        rows.append((f"{side}: share of log-probabilities that are bfloat16 numbers", share))
+    for side, share_on_grid in on_grid.items():
+        rows.append((f"{side}: share of tokens whose logits are on a grid", share_on_grid))
+    rounded = [side for side, share in stored.items() if share > _MOSTLY]
+    if rounded:
+        return _stored_finding(sample, rounded, max(stored.values()), tuple(rows))
+    # Another temperature stretches one side's grid
+    beta = temperature.check(evidence).effect or 1.0
+    if abs(beta - 1) > _OTHER_TEMPERATURE:
         return untested(NAME, f"the temperatures differ: fix “{temperature.TITLE}” first")
-    shares = [share for share in grid.values() if share is not None]
-    if len(shares) < len(grid):
+    return _grid_finding(on_grid["rollout"], on_grid["trainer"], tuple(rows))
+
+
+def _stored_finding(
+    sample: Sample, sides: Sequence[str], share: float, rows: tuple[Row, ...]
+) -> Finding:
+    """Found: the log-probabilities of these sides are bfloat16 numbers."""
+    sentence = f"The log-probabilities of the {' and the '.join(sides)} were stored in bfloat16."
+    measure, left_N = "share of rounded values", left_by_rounding(sample, sides)
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N)
+
+
+def _grid_finding(rollout: float | None, trainer: float | None, rows: tuple[Row, ...]) -> Finding:
+    """Whether the logits of one side alone are on a grid, by each side's share of such tokens."""
+    if rollout is None or trainer is None:
         return untested(NAME, "needs top-K log-probabilities of both sides")
-    if max(shares) > _MOSTLY and min(shares) < _HARDLY:
-        side, other = sorted(grid, key=lambda name: -(grid[name] or 0.0))
+    low, high = sorted((rollout, trainer))
+    if high > _MOSTLY and low < _HARDLY:
+        side, other = ("rollout", "trainer") if rollout > trainer else ("trainer", "rollout")
         sentence = f"The {side}'s logits are rounded to bfloat16 steps; the {other}'s are not."
-        return Finding(NAME, "found", max(shares), "share on the grid, one side", sentence, rows)
+        return Finding(NAME, "found", high, "share on the grid, one side", sentence, rows)
     power = (
         f"≥ {percent(_MOSTLY)} of one side’s tokens on a grid, ≤ {percent(_HARDLY)} of the other’s"
     )
-    return clear(NAME, min(shares), "share on the grid, both sides", power, rows)
+    return clear(NAME, low, "share on the grid, both sides", power, rows)
 
 
 def left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
     """log π − log μ with the other side rounded too; None if that does not reduce it."""
     if len(sides) > 1:
         return None
-    logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
-    left_N = as_rounded(logp_N) - logq_N if sides[0] == "rollout" else logp_N - as_rounded(logq_N)
+    logq_N, logp_N = sample.logq_N, sample.logp_N
+    if sides[0] == "rollout":
+        logp_N = as_rounded(logp_N)
+    else:
+        logq_N = as_rounded(logq_N)
+    left_N = logp_N - logq_N
     return left_N if np.abs(left_N).sum() < np.abs(sample.d_N).sum() else None
 
 
 def as_rounded(logp_N: np.ndarray) -> np.ndarray:
-    """To the nearest bfloat16 number, halves to even."""
+    """The nearest bfloat16 numbers, halves rounded to even."""
     bits = logp_N.astype(np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & ~_ROUNDED_BITS
+    # Adding just below half a step carries into the last bit that stays; one more if that is odd
+    is_odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + is_odd) & ~_ROUNDED_BITS
     return rounded.view(np.float32).astype(np.float64)
 
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
+    """The share of a side's values that are bfloat16 numbers; 0 for too few uncertain ones."""
     values = logp_N[logp_N < _CERTAIN].astype(np.float32)
-    return (
-        float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean())
-        if len(values) >= _FEWEST
-        else 0.0
-    )
+    if len(values) < _FEWEST:
+        return 0.0
+    return float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean())

@@ -17,6 +17,9 @@ SOURCE = (
     "such a dump"
 )
 _BASES = {"2": np.log(2.0), "e": 1.0, "10": np.log(10.0)}
+_WRONG = ("2", "10")
+# The bases of the rollout and of the trainer
+_PAIRS = (("2", "e"), ("e", "2"), ("10", "e"), ("e", "10"), ("2", "10"), ("10", "2"))
 _LEFT = 0.5  # of a response's gap
 _NEAR, _NEARLY_ALL = 0.06, 0.7  # of log π, and of the tokens with informative log-probabilities
 _TELLING, _FEWEST = -0.05, 6  # nats, tokens
@@ -33,65 +36,69 @@ def check(evidence: Evidence) -> Finding:
     the trainer's model.
     """
     sample = evidence.sample
-    bases = {
-        "rollout": _base_of_topk(sample.topk_logq_TK),
-        "trainer": _base_of_topk(sample.topk_logp_TK),
-    }
-    if evidence.model is not None:
-        bases = {
-            side: base or _base_by_model(evidence.model, sample, side)
-            for side, base in bases.items()
-        }
-    rows = tuple(
-        (f"{side}: base, by its own numbers", base or "not known") for side, base in bases.items()
+    rollout, trainer = _base_of(evidence, "rollout"), _base_of(evidence, "trainer")
+    rows = (
+        ("rollout: base, by its own numbers", rollout or "not known"),
+        ("trainer: base, by its own numbers", trainer or "not known"),
     )
-    if all(base not in (None, "e") for base in bases.values()):
-        named_bases = (str(bases["rollout"]), str(bases["trainer"]))
-        return _finding(evidence, dict.fromkeys(range(sample.num_responses), named_bases), rows)
-    found = {}
+    if rollout in _WRONG and trainer in _WRONG:
+        base_of = dict.fromkeys(range(sample.num_responses), (str(rollout), str(trainer)))
+        return _finding(evidence, base_of, rows)
+    base_of = {}
     for s, span in enumerate(sample.spans()):
         counts_T = sample.counts_T[span]
-        if pair := pair_of_bases(sample.logq_T[span][counts_T], sample.logp_T[span][counts_T]):
-            found[s] = pair
-    chosen_S = np.isin(np.arange(sample.num_responses), list(found))
+        pair = pair_of_bases(sample.logq_T[span][counts_T], sample.logp_T[span][counts_T])
+        if pair is not None:
+            base_of[s] = pair
+    chosen_S = np.isin(np.arange(sample.num_responses), list(base_of))
     if too_few(chosen_S):
-        share = float(chosen_S.mean()) if len(chosen_S) else 0.0
+        share = len(base_of) / max(1, sample.num_responses)
         return clear(NAME, share, "share of responses", of_responses(_telling_S(sample)), rows)
-    return _finding(evidence, found, rows)
+    return _finding(evidence, base_of, rows)
+
+
+def _base_of(evidence: Evidence, side: str) -> str | None:
+    """The base of a side's columns by its top-K, else by the model; None if neither shows it."""
+    sample = evidence.sample
+    ranks_TK = sample.topk_logq_TK if side == "rollout" else sample.topk_logp_TK
+    base = _base_of_topk(ranks_TK)
+    if base is None and evidence.model is not None:
+        own_T = sample.logq_T if side == "rollout" else sample.logp_T
+        base = _base_by_model(own_T, evidence.model, sample)
+    return base
 
 
 def _telling_S(sample: Sample) -> np.ndarray:
     """The responses with enough uncertain tokens."""
     telling_T = sample.counts_T & (sample.logq_T < _TELLING)
-    at = sample.response_T[telling_T]
-    return np.asarray(np.bincount(at, minlength=sample.num_responses) >= _FEWEST)
+    count_S = np.bincount(sample.response_T[telling_T], minlength=sample.num_responses)
+    return np.asarray(count_S >= _FEWEST)
 
 
 def _finding(
     evidence: Evidence, base_of: dict[int, tuple[str, str]], rows: tuple[tuple[str, str], ...]
 ) -> Finding:
+    """Found in these responses, each with the bases of the rollout and the trainer."""
     sample = evidence.sample
     left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
         if s in base_of:
             base_q, base_p = base_of[s]
-            left_T[span] = (
-                _BASES[base_p] * sample.logp_T[span] - _BASES[base_q] * sample.logq_T[span]
-            )
+            natural_p_T = _BASES[base_p] * sample.logp_T[span]
+            left_T[span] = natural_p_T - _BASES[base_q] * sample.logq_T[span]
     pairs, counts = np.unique(list(base_of.values()), axis=0, return_counts=True)
     base_q, base_p = pairs[np.argmax(counts)].tolist()
-    sides = {"rollout": base_q, "trainer": base_p}
-    named = " and ".join(
-        f"the {side}'s are to base {base}" for side, base in sides.items() if base != "e"
-    )
+    wrong = []
+    for side, base in (("rollout", base_q), ("trainer", base_p)):
+        if base != "e":
+            wrong.append(f"the {side}'s are to base {base}")
     share = len(base_of) / sample.num_responses
     sentence = (
         f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are not "
-        f"natural: {named}."
+        f"natural: {' and '.join(wrong)}."
     )
-    return Finding(
-        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
-    )
+    left_N = left_T[sample.index_N]
+    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 
 
 def pair_of_bases(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:
@@ -102,15 +109,12 @@ def pair_of_bases(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | N
         return None
     best, pair = _LEFT * before, None
     for base_q, base_p in _PAIRS:
-        p_N, q_N = _BASES[base_p] * logp_N, _BASES[base_q] * logq_N
-        left_N = np.abs(p_N - q_N)
-        near = (left_N[telling_N] < _NEAR * np.abs(p_N[telling_N]) + _NEAR / 2).mean()
-        if near >= _NEARLY_ALL and left_N.sum() < best:
+        natural_p_N = _BASES[base_p] * logp_N
+        left_N = np.abs(natural_p_N - _BASES[base_q] * logq_N)
+        near_N = left_N < _NEAR * np.abs(natural_p_N) + _NEAR / 2
+        if near_N[telling_N].mean() >= _NEARLY_ALL and left_N.sum() < best:
             best, pair = float(left_N.sum()), (base_q, base_p)
     return pair
-
-
-_PAIRS = (("2", "e"), ("e", "2"), ("10", "e"), ("e", "10"), ("2", "10"), ("10", "2"))
 
 
 def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
@@ -123,22 +127,24 @@ def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
     logp_UK = logp_TK[np.isfinite(first_T) & (first_T < _UNCERTAIN)].astype(np.float64)
     if len(logp_UK) < _FEWEST_UNCERTAIN:
         return None
-    for name, factor in _BASES.items():
+    for base, factor in _BASES.items():
         mass_U = np.where(np.isnan(logp_UK), 0, np.exp(factor * logp_UK)).sum(axis=1)
         if (mass_U > _MOST_MASS).mean() < _BROKEN:
-            return name if name != "2" or np.median(mass_U) > _COVERED else None
+            # Few ranks of natural logarithms sum to little to base 2, too
+            is_covered = base != "2" or np.median(mass_U) > _COVERED
+            return base if is_covered else None
     return None
 
 
-def _base_by_model(model: ModelAtHand, sample: Sample, side: str) -> str | None:
+def _base_by_model(own_T: np.ndarray, model: ModelAtHand, sample: Sample) -> str | None:
     """The base with which a side's log-probabilities match the model's; None if they never do."""
-    own_T = sample.logq_T if side == "rollout" else sample.logp_T
     logp_T = model.logp_T()
     telling_T = sample.counts_T & np.isfinite(logp_T) & (logp_T < _TELLING)
     if telling_T.sum() < _FEWEST_UNCERTAIN:
         return None
-    for name, factor in _BASES.items():
-        left_N = np.abs(factor * own_T[telling_T] - logp_T[telling_T])
-        if (left_N < _NEAR * np.abs(logp_T[telling_T]) + _NEAR / 2).mean() >= _NEARLY_ALL:
-            return name
+    own_M, logp_M = own_T[telling_T], logp_T[telling_T]
+    for base, factor in _BASES.items():
+        near_M = np.abs(factor * own_M - logp_M) < _NEAR * np.abs(logp_M) + _NEAR / 2
+        if near_M.mean() >= _NEARLY_ALL:
+            return base
     return None

@@ -2,7 +2,7 @@
 bug.
 """
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "logit-lattice", 7
@@ -25,11 +25,11 @@ def check(evidence: Evidence) -> Finding:
         return clear(NAME, 0.0, "share of tokens in the lines", power)
     strongest = max(lines, key=lambda line: line.share)
     share = sum(line.share for line in lines)
-    rows = tuple(
-        (f"line at {line.spacing:g} nats: times the valley before it", line.rise) for line in lines
-    )
+    rows: list[Row] = []
+    for line in lines:
+        rows.append((f"line at {line.spacing:g} nats: times the valley before it", line.rise))
     sentence = (
         f"The log-odds gap piles up at steps of {strongest.spacing:g} nats: logits rounded to "
         "bfloat16."
     )
-    return Finding(NAME, "found", share, "share of tokens in the lines", sentence, rows)
+    return Finding(NAME, "found", share, "share of tokens in the lines", sentence, tuple(rows))

@@ -1,5 +1,7 @@
 """Tokens that were never sampled, such as tool output, but are in the loss mask."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
@@ -26,20 +28,21 @@ _SHARE_OF_HUGE, _MOST_HUGE = 0.6, 0.3  # of huge gaps in runs; of the tokens wit
 
 def check(evidence: Evidence) -> Finding:
     """Find runs of exact zeros; else runs of huge gaps that end before their response does."""
-    if found := zeros_finding(evidence, NAME):
-        return found
+    zeros = zeros_finding(evidence, NAME)
+    if zeros is not None:
+        return zeros
     sample = evidence.sample
+    # Rare tokens may be far apart without a fault, but not by any number of nats
+    limit_N = np.maximum(_HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE))
     huge_T = np.zeros(len(sample.logq_T), dtype=bool)
-    far_N = np.abs(sample.d_N) > np.maximum(
-        _HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE)
-    )
-    huge_T[sample.kept[far_N]] = True
+    huge_T[sample.index_N[np.abs(sample.d_N) > limit_N]] = True
     runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~reaches_the_end(huge_T, sample.offset_S1)
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
     responses = len(np.unique(sample.response_T[runs_T]))
-    share = tokens / max(1, len(sample.kept))
-    few = responses < _FEWEST or tokens < _SHARE_OF_HUGE * huge
-    if few or huge > _MOST_HUGE * len(sample.kept):
+    share = tokens / max(1, sample.num_counted)
+    are_few = responses < _FEWEST or tokens < _SHARE_OF_HUGE * huge
+    # Where many tokens are far apart, runs are chance
+    if are_few or huge > _MOST_HUGE * sample.num_counted:
         power = f"runs of {_RUN} tokens, {_HUGE:g} nats apart, in {_FEWEST} responses"
         return clear(NAME, share, "share of tokens", power)
     sentence = (
@@ -59,7 +62,9 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
 def reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
     """Flags whose run reaches the last token of the response, which is another fault."""
     reaches_T = np.zeros(len(flag_T), dtype=bool)
-    for start, stop in zip(offset_S1[:-1].tolist(), offset_S1[1:].tolist(), strict=True):
+    for start, stop in pairwise(offset_S1.tolist()):
         unflagged = np.flatnonzero(~flag_T[start:stop])
-        reaches_T[start + (int(unflagged[-1]) + 1 if len(unflagged) else 0) : stop] = True
+        if len(unflagged):
+            start += int(unflagged[-1]) + 1
+        reaches_T[start:stop] = True
     return reaches_T & flag_T

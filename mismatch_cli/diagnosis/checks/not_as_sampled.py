@@ -27,6 +27,7 @@ _FEWEST = 200  # tokens
 _LEAST, _Z = 0.1, 6.0
 _TEST = ("z over prompts", "a share that would have been found")
 _TIMES_GAP = 4.0  # the entropy is the trainer's, and may differ from the engine's by its gap
+_SAME = 1e-4  # nats: equally probable ranks
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,11 @@ def check(evidence: Evidence) -> Finding:
     difference = mean_over_prompts(measure.sampled_M - measure.expected_M, measure.group_M)
     share, z = sampled / expected - 1, difference.z_from(0.0)
     least = max(_LEAST * expected, measure.resolution)
-    power = max(least, _Z * difference.error) / expected
-    rows = (*zip(measure.labels, (sampled, expected, z, power), strict=True),)
+    shows = max(least, _Z * difference.error) / expected
+    rows = tuple(zip(measure.labels, (sampled, expected, z, shows), strict=True))
     if abs(z) <= _Z or abs(difference.value) <= least:
-        return clear(
-            NAME, share, "share of the expected", f"a difference of ≥ {percent(power)}", rows
-        )
+        power = f"a difference of ≥ {percent(shows)}"
+        return clear(NAME, share, "share of the expected", power, rows)
     how = "more" if share < 0 else "less"
     sentence = measure.sentence.format(sampled=sampled, expected=expected, how=how, z=z)
     return Finding(NAME, "found", share, "share of the expected", sentence, rows)
@@ -75,14 +75,15 @@ def _by_first_rank(sample: Sample) -> _Measure | None:
     """How often the most probable token was not taken; of equally probable ones, any counts."""
     if sample.topk_logq_TK is None:
         return None
-    logq_NK = sample.topk_logq_TK[sample.kept].astype(np.float64)
+    logq_NK = sample.topk_logq_TK[sample.index_N].astype(np.float64)
     usable_N = np.isfinite(logq_NK[:, 0])
-    logq_MK, logq_M = logq_NK[usable_N], sample.logq_T[sample.kept][usable_N]
-    first_MK = logq_MK >= logq_MK[:, :1] - _SAME
-    of_first_M = np.where(first_MK, np.exp(logq_MK), 0.0).sum(axis=1)
+    logq_MK = logq_NK[usable_N]
+    least_first_M = logq_MK[:, 0] - _SAME
+    is_first_MK = logq_MK >= least_first_M[:, None]
+    mass_of_first_M = np.where(is_first_MK, np.exp(logq_MK), 0.0).sum(axis=1)
     return _Measure(
-        expected_M=np.maximum(1 - of_first_M, 0.0),
-        sampled_M=(logq_M < logq_MK[:, 0] - _SAME).astype(np.float64),
+        expected_M=np.maximum(1 - mass_of_first_M, 0.0),
+        sampled_M=(sample.logq_N[usable_N] < least_first_M).astype(np.float64),
         group_M=sample.group_N[usable_N],
         labels=("share of the tokens that are not of the first rank", "as recorded", *_TEST),
         sentence=(
@@ -93,23 +94,21 @@ def _by_first_rank(sample: Sample) -> _Measure | None:
     )
 
 
-_SAME = 1e-4  # nats
-
-
 def _by_entropy(sample: Sample) -> _Measure | None:
     """How improbable the tokens were, beside the trainer's entropy."""
     if sample.entropy_T is None:
         return None
-    entropy_N = sample.entropy_T[sample.kept].astype(np.float64)
+    entropy_N = sample.entropy_T[sample.index_N].astype(np.float64)
     usable_N = np.isfinite(entropy_N)
+    gap = float(np.abs(sample.d_N).mean()) if len(sample.d_N) else 0.0
     return _Measure(
         expected_M=entropy_N[usable_N],
-        sampled_M=-sample.logq_T[sample.kept][usable_N],
+        sampled_M=-sample.logq_N[usable_N],
         group_M=sample.group_N[usable_N],
         labels=("mean −log μ of the sampled tokens, nats", "mean entropy, nats", *_TEST),
         sentence=(
             "The sampled tokens are {how} probable than the recorded distribution makes them: "
             "their mean −log μ is {sampled:.3g} nats, and its entropy {expected:.3g} (z = {z:.0f})."
         ),
-        resolution=_TIMES_GAP * float(np.abs(sample.d_N).mean()) if len(sample.d_N) else 0.0,
+        resolution=_TIMES_GAP * gap,
     )

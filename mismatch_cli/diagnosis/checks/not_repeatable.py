@@ -25,9 +25,8 @@ CHANGE = (
 SOURCE = "verl PR 4708 (LoRA log-probs change between passes), TRL 1066"
 MEASURE = "of the gap, in scores of the same tokens"
 _MOSTLY = 0.5  # of the gap: less is not the cause of most of it
-_AT_MOST = (
-    2.5  # two scores are √2 times as far apart as each is off; beyond, the gap has less of it
-)
+# Two scores are √2 times as far apart as each is off; what is beyond is not of the gap
+_AT_MOST = 2.5
 _FEWEST = 8  # tokens that were scored twice
 _TIMES_ENGINE = 3.0  # the scatter of the engine on the same tokens
 _LEFT = 0.5  # of the gap, with the model's own numbers
@@ -51,7 +50,8 @@ def check(evidence: Evidence) -> Finding:
     """Compares scores of the same tokens: of responses to one prompt as long as they are equal, and
     of the trainer's second pass if the trace has one.
     """
-    scatter, repeated = scatter_of(evidence.sample), evidence.scale.trainer_noise
+    scatter = scatter_of(evidence.sample)
+    repeated = evidence.scale.trainer_noise
     if scatter.tokens < _FEWEST and repeated is None:
         return untested(NAME, "no responses to one prompt begin with the same tokens")
     rows: tuple[Row, ...] = (
@@ -64,10 +64,10 @@ def check(evidence: Evidence) -> Finding:
     share = _share(evidence, scatter, repeated)
     if share < _MOSTLY or not _is_too_large(evidence):
         return clear(NAME, share, MEASURE, "scores that differ by half of the gap", rows)
-    moved = _with_dropout(evidence)
     sentence = (
         "The trainer gives the same tokens after the same context other log-probabilities: the "
-        f"difference between two scores is {100 * share:.0f} % of the gap{moved}."
+        f"difference between two scores is {100 * share:.0f} % of the gap"
+        f"{_dropout_clause(evidence)}."
     )
     return Finding(NAME, "found", share, MEASURE, sentence, rows, left_N=_left(evidence, share))
 
@@ -79,27 +79,32 @@ def scatter_of(sample: Sample) -> Scatter:
     pairs = list(_pairs(sample))
     if not pairs:
         return Scatter(0, 0.0, 0.0, 0.0, False)
-    one, other = np.array(pairs).T
-    trainer_P = np.abs(sample.logp_T[one] - sample.logp_T[other])
-    engine_P = np.abs(sample.logq_T[one] - sample.logq_T[other])
-    trainer, gap = float(trainer_P.mean()), float(sample.abs_d_T[one].mean())
-    uncertain_P = trainer_P[sample.logq_T[one] < CERTAIN]
+    again, first = np.array(pairs).T
+    trainer_P = np.abs(sample.logp_T[again] - sample.logp_T[first])
+    engine_P = np.abs(sample.logq_T[again] - sample.logq_T[first])
+    trainer, gap = float(trainer_P.mean()), float(sample.abs_d_T[again].mean())
+    uncertain_P = trainer_P[sample.logq_T[again] < CERTAIN]
     typical = float(np.median(uncertain_P)) if len(uncertain_P) else 0.0
-    everywhere = typical > _TYPICAL * trainer and _correlation(sample, one) > _CORRELATED
+    everywhere = typical > _TYPICAL * trainer and _correlation(sample, again) > _CORRELATED
     return Scatter(len(pairs), trainer, float(engine_P.mean()), gap, everywhere)
 
 
 def _correlation(sample: Sample, token: np.ndarray) -> float:
-    """Of both sides' log-probabilities; 1 if all tokens have the same."""
-    sides = sample.logp_T[token], sample.logq_T[token]
-    return float(np.corrcoef(*sides)[0, 1]) if min(map(np.ptp, sides)) > 0 else 1.0
+    """The correlation of both sides' log-probabilities; 1 if all tokens have the same."""
+    logp, logq = sample.logp_T[token], sample.logq_T[token]
+    if not min(np.ptp(logp), np.ptp(logq)) > 0:
+        return 1.0
+    return float(np.corrcoef(logp, logq)[0, 1])
+
+
+_PREFIX = 16  # tokens: longer equal beginnings add little
 
 
 def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
     """Tokens after equal contexts: each with the first of its kind; none without ids."""
-    first: dict[tuple[int, ...], int] = {}
     if sample.response_ids_T is None:
         return
+    first: dict[tuple[int, ...], int] = {}
     for s, span in enumerate(sample.spans()):
         context: tuple[int, ...] = (int(sample.step_S[s]), int(sample.prompt_id_S[s]))
         ids = sample.response_ids_T[span][:_PREFIX].tolist()
@@ -107,9 +112,6 @@ def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
             context = (*context, token)
             if sample.counts_T[t] and first.setdefault(context, t) != t:
                 yield t, first[context]
-
-
-_PREFIX = 16  # tokens: longer equal beginnings add little
 
 
 def _share(evidence: Evidence, scatter: Scatter, repeated: float | None) -> float:
@@ -134,18 +136,20 @@ def _is_too_large(evidence: Evidence) -> bool:
 
 
 def _as_recorded(evidence: Evidence) -> Reading | None:
-    """With the model's own numbers instead of the trainer's, if it read the responses and the
-    trainer's are not its own.
+    """The model's own numbers instead of the trainer's, if it read the responses and the trainer's
+    are not its own.
     """
+    if evidence.readings is None:
+        return None
     try:
-        return None if evidence.readings is None else evidence.readings.as_recorded
+        return evidence.readings.as_recorded
     except SkippedReading:
         return None
 
 
 def _left(evidence: Evidence, share: float) -> np.ndarray:
-    """With the model's own numbers; without a model, what one score's part of the difference
-    between two leaves.
+    """The gap with the model's own numbers; without a model, what one score's part of the
+    difference between two leaves.
     """
     reading = _as_recorded(evidence)
     if reading is None:
@@ -153,18 +157,21 @@ def _left(evidence: Evidence, share: float) -> np.ndarray:
     return reading.left_N(evidence.sample)
 
 
-def _with_dropout(evidence: Evidence) -> str:
-    """Whether the model at hand, with its dropout on, moves as much as the trainer."""
-    if evidence.model is None or evidence.readings is None:
+def _dropout_clause(evidence: Evidence) -> str:
+    """Whether the model at hand, with its dropout on, moves as much as the trainer; empty without
+    a model.
+    """
+    model, readings = evidence.model, evidence.readings
+    if model is None or readings is None:
         return ""
+    dropout = with_dropout(model.loaded)
+    if dropout is None:
+        return "; the model's configuration has no dropout, so the script may set one"
     try:
-        hypotheses = with_dropout(evidence.model.loaded)
-        moved_T = [evidence.model.logp_T(h, few=True) - evidence.model.logp_T() for h in hypotheses]
+        moved_T = model.logp_T(dropout, few=True) - model.logp_T()
     except SkippedReading:
         return ""
-    if not moved_T:
-        return "; the model's configuration has no dropout, so the script may set one"
-    moved = float(np.nanmean(np.abs(moved_T[0])))
-    off = evidence.readings.distances["trainer"]
+    moved = float(np.nanmean(np.abs(moved_T)))
+    off = readings.distances["trainer"]
     same = "as far as" if off / _SAME_SIZE < moved < _SAME_SIZE * off else "not as far as"
     return f"; with its dropout on, the model moves by {moved:.2g} nats, {same} the trainer"

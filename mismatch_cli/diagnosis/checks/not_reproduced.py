@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks import context_parallel, not_repeatable
 from mismatch_cli.diagnosis.checks._read_again import MEASURE, readings_of
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.readings import KINDS
+from mismatch_cli.diagnosis.readings import KINDS, Readings
 
 NAME, STAGE = "not-reproduced", 5
 READS = True
@@ -40,13 +40,10 @@ def check(evidence: Evidence) -> Finding:
         (f"mean |Δlog p| of the {side} to the model, nats", nats)
         for side, nats in readings.distances.items()
     )
-    sentence = "The model read all of these responses as they are recorded."
     if reading is None or reading.left > _LEFT:
+        sentence = "The model read all of these responses as they are recorded."
         return Finding(NAME, "clear", measure=MEASURE, sentence=sentence, evidence=rows)
-    searches = [readings.search(kind) for kind in KINDS]
-    named = [search.reading for search in searches if search.reading is not None]
-    lefts = [other.left for other in named] + [_left_by(s, evidence) for s in _SIGNATURES]
-    if min(lefts) < reading.left + _BETTER:
+    if _left_by_others(readings, evidence) < reading.left + _BETTER:
         reason = "a cause that has a name explains it"
         return Finding(NAME, "clear", measure=MEASURE, evidence=rows, reason=reason)
     sentence = (
@@ -54,13 +51,26 @@ def check(evidence: Evidence) -> Finding:
         "the trainer's."
     )
     rows += (("of the gap left with the model's own numbers", reading.left),)
-    return Finding(
-        NAME, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample)
-    )
+    left_N = reading.left_N(evidence.sample)
+    return Finding(NAME, "found", reading.left, MEASURE, sentence, rows, left_N=left_N)
+
+
+def _left_by_others(readings: Readings, evidence: Evidence) -> float:
+    """The smallest share of the gap that a named misreading or another check leaves."""
+    lefts = []
+    for kind in KINDS:
+        other = readings.search(kind).reading
+        if other is not None:
+            lefts.append(other.left)
+    # They may read, too, with what the searches leave of the budget
+    lefts += [_left_by(signature, evidence) for signature in _SIGNATURES]
+    return min(lefts)
 
 
 def _left_by(signature: ModuleType, evidence: Evidence) -> float:
     """The share of the gap that a check leaves; 1 if it finds nothing."""
     left_N = signature.check(evidence).left_N
     total = float(np.abs(evidence.sample.d_N).sum())
-    return 1.0 if left_N is None or not total else float(np.nansum(np.abs(left_N))) / total
+    if left_N is None or not total:
+        return 1.0
+    return float(np.nansum(np.abs(left_N))) / total

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.power import certain, clear, percent
+from mismatch_cli.diagnosis.power import clear, percent, too_certain
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.trace.foreign_values import UNCERTAIN
 
@@ -39,43 +39,49 @@ def check(evidence: Evidence) -> Finding:
     """Find exact zeros over every token; else, in the sample, a value that repeats while the
     other side varies.
     """
-    if found := zeros_finding(evidence, NAME):
-        return found
+    zeros = zeros_finding(evidence, NAME)
+    if zeros is not None:
+        return zeros
     sample = evidence.sample
-    logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
+    logq_N, logp_N = sample.logq_N, sample.logp_N
     for side, own_N, other_N in (
         ("logp_rollout", logq_N, logp_N),
         ("logp_trainer", logp_N, logq_N),
     ):
         value, count = _most_suspicious(own_N, other_N)
         if count:
-            share = count / len(own_N)
-            is_clamp = value == float(own_N.min())
-            sentence = (
-                f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other "
-                f"side's value{', and none is below: the column is clamped' if is_clamp else ''}."
-            )
-            rows = ((f"{side}: the value, nats", value), ("tokens of the sample with it", count))
-            left_N = np.where(own_N == value, np.nan, sample.d_N)
-            return Finding(
-                NAME,
-                "found",
-                share,
-                "share of tokens",
-                sentence,
-                rows,
-                change=OF_A_CLAMP if is_clamp else "",
-                left_N=left_N,
-            )
+            return _value_finding(sample, side, own_N, value, count)
     return clear(NAME, 0.0, "share of tokens", _power(sample))
+
+
+def _value_finding(
+    sample: Sample, side: str, own_N: np.ndarray, value: float, count: int
+) -> Finding:
+    """Found: so many tokens of a side have this value exactly."""
+    is_clamp = value == float(own_N.min())
+    clamp = ", and none is below: the column is clamped" if is_clamp else ""
+    sentence = (
+        f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other side's "
+        f"value{clamp}."
+    )
+    return Finding(
+        NAME,
+        "found",
+        count / len(own_N),
+        "share of tokens",
+        sentence,
+        ((f"{side}: the value, nats", value), ("tokens of the sample with it", count)),
+        change=OF_A_CLAMP if is_clamp else "",
+        left_N=np.where(own_N == value, np.nan, sample.d_N),
+    )
 
 
 def _power(sample: Sample) -> str:
     """A placeholder shows where the other side is uncertain."""
-    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
+    logp_2N = np.stack([sample.logq_N, sample.logp_N])
     share = float((logp_2N.min(axis=0) < UNCERTAIN).mean())
     if not share:
-        return certain(sample)
+        return too_certain(sample)
     return f"one 0.0 in the {percent(share)} of the tokens that are uncertain"
 
 
@@ -87,15 +93,15 @@ def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int
     """A value that many tokens share exactly but the other side does not confirm, with their
     number.
     """
-    value_V, value_index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
-    gap_V = np.bincount(value_index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
+    value_V, index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
+    gap_V = np.bincount(index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
     # A choice between two tokens on a grid of logits has few values, on either side
     alike_V = _times_V(value_V, other_N) >= _ALIKE * count_V
     suspicious_V = often_V & ~alike_V & (gap_V > _APART * count_V)
-    for value in np.flatnonzero(suspicious_V).tolist():
-        typical = _gap_of_neighbours(own_N, other_N, value_V[value])
-        suspicious_V[value] = gap_V[value] > _TIMES_NEIGHBOURS * typical * count_V[value]
+    for v in np.flatnonzero(suspicious_V).tolist():
+        typical = _gap_of_neighbours(own_N, other_N, value_V[v])
+        suspicious_V[v] = gap_V[v] > _TIMES_NEIGHBOURS * typical * count_V[v]
     if not suspicious_V.any():
         return 0.0, 0
     worst = int(np.argmax(np.where(suspicious_V, gap_V, 0)))
@@ -107,20 +113,24 @@ def _gap_of_neighbours(own_N: np.ndarray, other_N: np.ndarray, value: float) -> 
 
     On a grid of logits values repeat, too, and other weights move them all alike.
     """
-    order = np.argsort(own_N, kind="stable")
-    sorted_N = own_N[order]
-    first, last = (int(np.searchsorted(sorted_N, value, side)) for side in ("left", "right"))
-    below, above = order[max(0, first - _NEIGHBOURS) : first], order[last : last + _NEIGHBOURS]
+    by_value = np.argsort(own_N, kind="stable")
+    sorted_N = own_N[by_value]
+    first = int(np.searchsorted(sorted_N, value, "left"))
+    last = int(np.searchsorted(sorted_N, value, "right"))
+    below = by_value[max(0, first - _NEIGHBOURS) : first]
+    above = by_value[last : last + _NEIGHBOURS]
     near = np.concatenate([below, above])
     near = near[np.abs(own_N[near] - value) < _APART]
-    return float(np.abs(own_N[near] - other_N[near]).mean()) if len(near) else 0.0
+    if not len(near):
+        return 0.0
+    return float(np.abs(own_N[near] - other_N[near]).mean())
 
 
 def _times_V(value_V: np.ndarray, other_N: np.ndarray) -> np.ndarray:
     """How often each value occurs on the other side."""
     sorted_N = np.sort(other_N)
-    first_V, last_V = (np.searchsorted(sorted_N, value_V, side) for side in ("left", "right"))
-    return np.asarray(last_V - first_V)
+    first_V = np.searchsorted(sorted_N, value_V, "left")
+    return np.asarray(np.searchsorted(sorted_N, value_V, "right") - first_V)
 
 
 _MOSTLY = 0.7  # of the placeholders that must be last tokens, or in runs, to be named so
@@ -132,7 +142,7 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     if not sides or _kind(sides.values()) != check:
         return None
     tokens = sum(zeros.tokens for zeros in sides.values())
-    all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
+    all_tokens = max((counts.tokens for counts in evidence.counts.sides.values()), default=tokens)
     rows: list[Row] = []
     for side, zeros in sides.items():
         rows.append((f"{side}: exactly 0.0, the other side uncertain", zeros.tokens))
@@ -143,7 +153,7 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     )
     measure = "share of tokens, where the other side is uncertain"
     left_N = evidence.sample.left_without(zeros_T(evidence.sample))
-    sampled = check == NAME and all(zeros.are_sampled for zeros in sides.values())
+    are_sampled = check == NAME and all(zeros.are_sampled for zeros in sides.values())
     return Finding(
         check,
         "found",
@@ -151,14 +161,15 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
         measure,
         sentence,
         tuple(rows),
-        change=OF_DRAFTS if sampled else "",
+        change=OF_DRAFTS if are_sampled else "",
         left_N=left_N,
     )
 
 
 def _placeholders(evidence: Evidence) -> dict[str, ZeroCounts]:
     """The sides with exact zeros that no other weights explain."""
-    if "forced-tokens" in evidence.undone:  # which the counts of the whole trace still have
+    # The counts of the whole trace still have what was undone in the sample
+    if "forced-tokens" in evidence.undone:
         return {}
     sides = evidence.counts.zeros.items()
     return {side: zeros for side, zeros in sides if zeros.tokens and not zeros.are_legitimate}
@@ -179,6 +190,10 @@ def _kind(sides: Collection[ZeroCounts]) -> str:
 
 def zeros_T(sample: Sample) -> np.ndarray:
     """Exact zeros of the sample, on a side where some are far from the other side's value."""
-    zeros = [logp_T == 0 for logp_T in (sample.logq_T, sample.logp_T)]
-    named = [zero_T for zero_T in zeros if (zero_T & (sample.abs_d_T > -UNCERTAIN)).any()]
-    return np.any(named, axis=0) if named else np.zeros(len(sample.logq_T), dtype=bool)
+    far_T = sample.abs_d_T > -UNCERTAIN
+    placeholder_T = np.zeros(len(sample.logq_T), dtype=bool)
+    for logp_T in (sample.logq_T, sample.logp_T):
+        zero_T = logp_T == 0
+        if (zero_T & far_T).any():
+            placeholder_T |= zero_T
+    return placeholder_T

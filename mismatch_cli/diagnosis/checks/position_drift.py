@@ -35,22 +35,23 @@ def check(evidence: Evidence) -> Finding:
         return untested(NAME, "too few tokens")
     early, late, correlation = drift
     factor, z = late.times(early), late.z_of_log_ratio(early)
-    jump = sharpest_jump(evidence.sample)
     rows = (
         ("typical gaps, first quarter of the positions", early.value), ("second half", late.value),
         ("z", z),
         ("correlation of log gap and position", correlation),
     )  # fmt: skip
-    steady = _TIMES_STEADY * (
-        _OF_A_COARSE_CACHE if precision(evidence.about) in ("fp8", "int8") else 1.0
-    )
-    rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
-    if not (rises and z > _Z) or (jump and jump.perhaps):
-        return clear(NAME, factor, _MEASURE, times_of(steady, _Z, late, early), rows)
+    least = _TIMES_STEADY
+    if precision(evidence.about) in ("fp8", "int8"):
+        least *= _OF_A_COARSE_CACHE
+    rises = factor > max(_TIMES, least) or (factor > least and correlation > _STEADY)
+    jump = sharpest_jump(evidence.sample)
+    may_be_a_jump = jump is not None and jump.may_be_sharp
+    if not (rises and z > _Z) or may_be_a_jump:
+        return clear(NAME, factor, _MEASURE, times_of(least, _Z, late, early), rows)
     sentence = (
         f"Along the response, the gap grows by a factor of {factor:.3g} at equal probabilities."
     )
-    left_N = evidence.sample.d_N * _without_context_N(evidence.sample)
+    left_N = evidence.sample.d_N * _share_without_context_N(evidence.sample)
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
@@ -60,23 +61,24 @@ def drift_of(sample: Sample) -> tuple[Mean, Mean, float] | None:
 
     Steadiness is the correlation of the log gap of twelfths with their order.
     """
-    order = np.argsort(sample.position_T[sample.kept], kind="stable")
-    if len(order) < _LEAST_TOKENS:
+    count = sample.num_counted
+    if count < _LEAST_TOKENS:
         return None
-    parts = (order[: len(order) // 4], order[len(order) // 2 :], *np.array_split(order, _BINS))
-    early, late, *means = (
-        mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in parts
-    )
-    log_gap = np.log([max(mean.value, 1e-9) for mean in means])
-    return (
-        early,
-        late,
-        float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0,
-    )
+
+    def mean(tokens: np.ndarray) -> Mean:
+        return mean_over_prompts(sample.u_N[tokens], sample.group_N[tokens])
+
+    by_position = np.argsort(sample.position_T[sample.index_N], kind="stable")
+    early, late = mean(by_position[: count // 4]), mean(by_position[count // 2 :])
+    twelfths = np.array_split(by_position, _BINS)
+    log_gap = np.log([max(mean(tokens).value, 1e-9) for tokens in twelfths])
+    if not np.ptp(log_gap):
+        return early, late, 0.0
+    return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1])
 
 
-def _without_context_N(sample: Sample) -> np.ndarray:
-    """The part of a token's gap that is left without context: a line through the gaps, at
+def _share_without_context_N(sample: Sample) -> np.ndarray:
+    """The share of a token's gap that is left without context: a line through the gaps, at
     position 0.
     """
     position_N = sample.axis_N("context").astype(np.float64)

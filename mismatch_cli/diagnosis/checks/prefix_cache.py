@@ -26,34 +26,27 @@ _TIMES, _Z, _FEWEST = 1.5, 6.0, 10
 def check(evidence: Evidence) -> Finding:
     """Compare the normalised gap on prompts seen in an earlier step with that on new prompts."""
     sample = evidence.sample
-    seen_S = _seen_before(sample)
-    if min(seen_S.sum(), (~seen_S).sum()) < _FEWEST:
-        return untested(
-            NAME, "needs some prompts that recur in a later step, and others that do not"
-        )
-    seen_N = seen_S[sample.response_T[sample.kept]]
-    repeated, first = (
-        mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in (seen_N, ~seen_N)
-    )
-    factor, z = repeated.times(first), repeated.z_of_log_ratio(first)
-    rows = (
-        ("responses to prompts seen before", int(seen_S.sum())),
-        ("to new prompts", int((~seen_S).sum())),
-        ("z", z),
-    )
+    is_old_S = _is_old_S(sample)
+    old, new = int(is_old_S.sum()), int((~is_old_S).sum())
+    if min(old, new) < _FEWEST:
+        reason = "needs some prompts that recur in a later step, and others that do not"
+        return untested(NAME, reason)
+    is_old_N = is_old_S[sample.response_N]
+    on_old = mean_over_prompts(sample.u_N[is_old_N], sample.group_N[is_old_N])
+    on_new = mean_over_prompts(sample.u_N[~is_old_N], sample.group_N[~is_old_N])
+    factor, z = on_old.times(on_new), on_old.z_of_log_ratio(on_new)
+    rows = (("responses to prompts seen before", old), ("to new prompts", new), ("z", z))
+    measure = "times the gap on new prompts"
     if not (factor > _TIMES and z > _Z):
-        power = times_of(_TIMES, _Z, repeated, first)
-        return clear(NAME, factor, "times the gap on new prompts", power, rows)
-    left_N = np.where(seen_N, sample.d_N / factor, sample.d_N)
+        return clear(NAME, factor, measure, times_of(_TIMES, _Z, on_old, on_new), rows)
+    left_N = np.where(is_old_N, sample.d_N / factor, sample.d_N)
     sentence = f"The gap on prompts seen in an earlier step is {factor:.3g} times that on new ones."
-    return Finding(
-        NAME, "found", factor, "times the gap on new prompts", sentence, rows, left_N=left_N
-    )
+    return Finding(NAME, "found", factor, measure, sentence, rows, left_N=left_N)
 
 
-def _seen_before(sample: Sample) -> np.ndarray:
+def _is_old_S(sample: Sample) -> np.ndarray:
     """Whether the prompt of a response occurred in an earlier step."""
-    prompt_P, prompt_index_S = np.unique(sample.prompt_id_S, return_inverse=True)
-    first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
-    np.minimum.at(first_P, prompt_index_S, sample.step_S.astype(np.int64))
-    return sample.step_S > first_P[prompt_index_S]
+    prompt_P, index_S = np.unique(sample.prompt_id_S, return_inverse=True)
+    first_step_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
+    np.minimum.at(first_step_P, index_S, sample.step_S.astype(np.int64))
+    return sample.step_S > first_step_P[index_S]

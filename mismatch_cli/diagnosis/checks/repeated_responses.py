@@ -28,20 +28,20 @@ def check(evidence: Evidence) -> Finding:
     """
     if evidence.sample.response_ids_T is None:
         return untested(NAME, WITHOUT_IDS)
-    repeated, looked_at = evidence.copies.count()
-    share = repeated / looked_at if looked_at else None
+    repeated, improbable = evidence.copies.count()
+    if not improbable:
+        return untested(NAME, f"no response is less probable than e^−{UNREPEATABLE:g}")
+    share = repeated / improbable
     rows = (
-        (f"responses less probable than e^−{UNREPEATABLE:g}", looked_at),
+        (f"responses less probable than e^−{UNREPEATABLE:g}", improbable),
         ("of these, already in the trace", repeated),
     )
-    if not looked_at:
-        return untested(NAME, f"no response is less probable than e^−{UNREPEATABLE:g}")
     if not repeated:
-        power = f"one copy among {things(looked_at, 'response')}"
+        power = f"one copy among {things(improbable, 'response')}"
         return clear(NAME, share, "share of responses", power, rows)
-    of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"
+    responses = "responses" if improbable < MOST_RESPONSES else "responses of a sample"
     sentence = (
-        f"{repeated:,} of {looked_at:,} {of_what} are already in the trace under another key, "
+        f"{repeated:,} of {improbable:,} {responses} are already in the trace under another key, "
         "token for token."
     )
-    return Finding(NAME, "found", share, "share of responses", sentence=sentence, evidence=rows)
+    return Finding(NAME, "found", share, "share of responses", sentence, rows)

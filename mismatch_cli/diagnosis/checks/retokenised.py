@@ -33,13 +33,13 @@ def check(evidence: Evidence) -> Finding:
         power = of_responses(varied_S(sample, 2 * SHORTEST, real_gap(sample)))
         return clear(NAME, share, "share of responses", power)
     left_N = in_step_N(sample, alignment, broken_S)
-    start = alignment.from_S[broken_S]
     sentence = (
         f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted "
         "from there on."
     )
     rows = (
-        ("responses", count), ("first shifted token, median", float(np.median(start))),
+        ("responses", count),
+        ("first shifted token, median", float(np.median(alignment.from_S[broken_S]))),
         ("most frequent lag, tokens", most_frequent(alignment.lag_S[broken_S])),
-    )  # fmt: skip
+    )
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)

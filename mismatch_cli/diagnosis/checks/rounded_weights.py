@@ -2,7 +2,7 @@
 its own.
 """
 
-from mismatch_cli.diagnosis.checks.stale_weights import compared, finding_of, narrower
+from mismatch_cli.diagnosis.checks.stale_weights import finding_of, fit_other_weights, narrower
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import rounded_to
 
@@ -31,18 +31,17 @@ def check(evidence: Evidence) -> Finding:
     if dtype is None:
         return untested(NAME, "the trainer is not known to be more precise than its engine")
     if evidence.model is None:
-        return untested(
-            NAME, "needs the trainer's model, to round its weights", needs="--trainer-model MODEL"
-        )
-    result = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
+        reason = "needs the trainer's model, to round its weights"
+        return untested(NAME, reason, needs="--trainer-model MODEL")
+    fit = fit_other_weights(evidence, evidence.model.logp_T(rounded_to(dtype)))
     rows = (
-        ("mean |Δlog p| to the trainer's weights, nats", result.now.value),
-        (f"to the same in {dtype}, nats", result.other.value), ("tokens", result.now.count),
-    )  # fmt: skip
+        ("mean |Δlog p| to the trainer's weights, nats", fit.now.value),
+        (f"to the same in {dtype}, nats", fit.other.value),
+        ("tokens", fit.now.count),
+    )
     sentence = (
-        f"The engine has the trainer's weights in {dtype}: that gap is {result.factor:.2g} times "
+        f"The engine has the trainer's weights in {dtype}: that gap is {fit.factor:.2g} times "
         "the gap to them as they are."
     )
-    return finding_of(
-        NAME, evidence, result, "gap to the rounded / to the weights as they are", rows, sentence
-    )
+    measure = "gap to the rounded / to the weights as they are"
+    return finding_of(NAME, evidence, fit, measure, rows, sentence)

@@ -5,17 +5,16 @@ current one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
-from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
-from mismatch_cli.diagnosis.response_kinds import FarResponses
+from mismatch_cli.diagnosis.power import clear, no_power, of_responses, percent
 from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.models.torch_settings import sends_rounded
 
@@ -47,25 +46,25 @@ def check(evidence: Evidence) -> Finding:
     """
     if evidence.earlier_logp_T is None:
         return untested(NAME, "needs an earlier checkpoint", needs="--earlier-model MODEL")
-    result = compared(evidence, evidence.earlier_logp_T)
-    kinds = kinds_of_tokens(evidence, result.d_N)
+    fit = fit_other_weights(evidence, evidence.earlier_logp_T)
+    ways = ways_of_responses(evidence, fit.d_N)
     rows: tuple[Row, ...] = (
-        ("mean |Δlog p| to the current checkpoint, nats", result.now.value),
-        ("to the earlier one, nats", result.other.value),
-        ("tokens", result.now.count),
-        *kinds.rows,
+        ("mean |Δlog p| to the current checkpoint, nats", fit.now.value),
+        ("to the earlier one, nats", fit.other.value),
+        ("tokens", fit.now.count),
+        *ways.rows,
     )
-    reason, rounded_rows = _rounds_as_well(evidence, result)
+    reason, rounded_rows = _rounds_as_well(evidence, fit)
     rows = (*rows, *rounded_rows)
     if reason:
-        return Finding(NAME, "clear", result.factor, _MEASURE, evidence=rows, reason=reason)
-    mixed = kinds.mixed(evidence)
-    if mixed is not None:
-        return _mixed_finding(evidence, result, mixed, rows)
-    if not result.fits:
-        return clear(NAME, result.factor, _MEASURE, kinds.power, rows)
+        return Finding(NAME, "clear", fit.factor, _MEASURE, evidence=rows, reason=reason)
+    stale = ways.stale_among_current(evidence)
+    if stale is not None:
+        return _mixed_finding(evidence, fit, stale, rows)
+    if not fit.fits:
+        return clear(NAME, fit.factor, _MEASURE, ways.power, rows)
     sentence = (
-        f"The engine is closer to the earlier checkpoint: that gap is {result.factor:.2g} times "
+        f"The engine is closer to the earlier checkpoint: that gap is {fit.factor:.2g} times "
         "the gap to the current one."
     )
     dtype = narrower(evidence)
@@ -74,10 +73,10 @@ def check(evidence: Evidence) -> Finding:
             f" It may still have the new weights, if rounding to {dtype} swallowed the step: "
             "--trainer-model tells the two apart."
         )
-    return finding_of(NAME, evidence, result, _MEASURE, rows, sentence)
+    return finding_of(NAME, evidence, fit, _MEASURE, rows, sentence)
 
 
-def _rounds_as_well(evidence: Evidence, result: OtherWeightsFit) -> tuple[str, tuple[Row, ...]]:
+def _rounds_as_well(evidence: Evidence, fit: OtherWeightsFit) -> tuple[str, tuple[Row, ...]]:
     """Why rounding explains the gap as well, empty if it does not; and the gap to rounded weights.
 
     Rounded to the engine's dtype, new weights may hardly differ from the earlier ones: the sync was
@@ -86,15 +85,15 @@ def _rounds_as_well(evidence: Evidence, result: OtherWeightsFit) -> tuple[str, t
     dtype = narrower(evidence)
     if dtype is None or evidence.model is None:
         return "", ()
-    rounded = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
+    rounded = fit_other_weights(evidence, evidence.model.logp_T(rounded_to(dtype)))
     rows: tuple[Row, ...] = ((f"to the current one in {dtype}, nats", rounded.other.value),)
-    if rounded.fits and rounded.factor <= _AS_WELL * result.factor:
+    if rounded.fits and rounded.factor <= _AS_WELL * fit.factor:
         return f"the current checkpoint in {dtype} fits as well: see rounded-weights", rows
     return "", rows
 
 
 @dataclass(frozen=True)
-class _Kinds:
+class _Ways:
     """How far each response is on the way from the current checkpoint to the earlier one: 0 if
     the engine has the current weights, 1 if it has the earlier ones.
 
@@ -116,17 +115,16 @@ class _Kinds:
     def stale_S(self) -> np.ndarray:
         return np.asarray(self.decided_S & self.better_S & (self.way_S > _STALE))
 
-    def mixed(self, evidence: Evidence) -> FarResponses | None:
+    def stale_among_current(self, evidence: Evidence) -> Subset | None:
         """The stale responses, if others are current; None if all are alike, or in between."""
-        current_S = self.decided_S & (self.way_S < 1 - _STALE)
-        some = not too_few(self.stale_S[self.decided_S])
-        if not some or too_few(current_S[self.decided_S]):
+        decided_S, stale_S = self.decided_S, self.stale_S
+        current_S = decided_S & (self.way_S < 1 - _STALE)
+        if too_few(stale_S[decided_S]) or too_few(current_S[decided_S]):
             return None
-        if (self.stale_S | current_S).sum() < _MOSTLY * self.decided_S.sum():
+        if (stale_S | current_S).sum() < _MOSTLY * decided_S.sum():
             return None
-        among_S = self.decided_S
-        members = shared_by(evidence.sample, self.stale_S, among_S, evidence.traces)
-        return FarResponses(self.stale_S, members, among_S)
+        shared = shared_by(evidence.sample, stale_S, decided_S, evidence.traces)
+        return Subset(stale_S, shared, decided_S)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -145,54 +143,62 @@ class _Kinds:
             return of_responses(self.decided_S)
         share = _Z * self.error
         if not share < 1:
-            return none("both checkpoints are alike beside the noise")
+            return no_power("both checkpoints are alike beside the noise")
         return f"it in ≥ {percent(share)} of the responses"
 
 
-def kinds_of_tokens(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
-    """The slope of each response, in units of what is typical at the same probability."""
+def ways_of_responses(evidence: Evidence, earlier_d_N: np.ndarray) -> _Ways:
+    """The slope of each response, in units of what is typical at the same probability (`_M`: the
+    tokens that the earlier checkpoint scored).
+    """
     sample = evidence.sample
-    scored_N = np.isfinite(other_d_N)
-    response_N = sample.response_T[sample.kept][scored_N]
-    now_N, earlier_N = sample.d_N[scored_N], other_d_N[scored_N]
-    unit_N = sample.typical_N[scored_N]
-    d_N, s_N = np.clip([now_N / unit_N, (now_N - earlier_N) / unit_N], -_U_MOST, _U_MOST)
-    sum_S = partial(_sum_S, response_N, sample.num_responses)
-    square_S = np.maximum(sum_S(s_N**2), _LEAST_SQUARE)
-    way_S = sum_S(d_N * s_N) / square_S
-    rest_N = d_N - way_S[response_N] * s_N
-    error_S = np.sqrt(sum_S(s_N**2 * rest_N**2)) / square_S
-    usable_S = (sum_S(unit_N > 0) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
-    better_S = sum_S(np.abs(earlier_N)) < _LESS * sum_S(np.abs(now_N))
-    way, error = slope_over_prompts(s_N, d_N, sample.group_N[scored_N])
-    return _Kinds(way_S, np.where(usable_S, error_S, np.inf), better_S, way, error)
+    scored_N = np.isfinite(earlier_d_N)
+    response_M = sample.response_N[scored_N]
 
+    def sum_S(value_M: np.ndarray) -> np.ndarray:
+        return np.bincount(response_M, value_M, sample.num_responses)
 
-def _sum_S(response_N: np.ndarray, responses: int, value_N: np.ndarray) -> np.ndarray:
-    return np.bincount(response_N, weights=value_N, minlength=responses)
+    now_M, earlier_M = sample.d_N[scored_N], earlier_d_N[scored_N]
+    unit_M = sample.typical_N[scored_N]
+    d_M, s_M = np.clip([now_M / unit_M, (now_M - earlier_M) / unit_M], -_U_MOST, _U_MOST)
+    square_S = np.maximum(sum_S(s_M**2), _LEAST_SQUARE)
+    way_S = sum_S(d_M * s_M) / square_S
+    rest_M = d_M - way_S[response_M] * s_M
+    error_S = np.sqrt(sum_S(s_M**2 * rest_M**2)) / square_S
+    # Few tokens, or tokens that both checkpoints score alike, do not tell them apart
+    usable_S = (sum_S(unit_M > 0) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
+    better_S = sum_S(np.abs(earlier_M)) < _LESS * sum_S(np.abs(now_M))
+    way_of_all = slope_over_prompts(s_M, d_M, sample.group_N[scored_N])
+    return _Ways(way_S, np.where(usable_S, error_S, np.inf), better_S, *way_of_all)
 
 
 def _mixed_finding(
-    evidence: Evidence, result: OtherWeightsFit, part: FarResponses, rows: tuple[Row, ...]
+    evidence: Evidence, fit: OtherWeightsFit, stale: Subset, rows: tuple[Row, ...]
 ) -> Finding:
-    """Some responses are at the earlier checkpoint: those of the rest keep their gap, and those
-    that were not scored shrink as the others do.
+    """Found in these responses: those of the rest keep their gap, and those that were not scored
+    shrink as the others do.
     """
-    sample, d_N = evidence.sample, evidence.sample.d_N
-    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
-    scored_N = np.isfinite(result.d_N)
-    stale_N = in_it_N & scored_N
-    now, earlier = (float(np.abs(v_N[stale_N]).mean()) for v_N in (d_N, result.d_N))
-    left_N = np.where(stale_N, result.d_N, d_N)
+    d_N = evidence.sample.d_N
+    scored_N = np.isfinite(fit.d_N)
+    stale_N = stale.inside_S[evidence.sample.response_N] & scored_N
+    now = float(np.abs(d_N[stale_N]).mean())
+    earlier = float(np.abs(fit.d_N[stale_N]).mean())
+    left_N = np.where(stale_N, fit.d_N, d_N)
     shrinks = float(np.abs(left_N[scored_N]).sum() / np.abs(d_N[scored_N]).sum())
-    left_N = np.where(scored_N, left_N, d_N * shrinks)
     sentence = (
-        f"The engine has the weights of the earlier checkpoint {part.words}: the gap there is "
+        f"The engine has the weights of the earlier checkpoint {stale.where}: the gap there is "
         f"{now:.2g} nats to the current one and {earlier:.2g} to the earlier one."
     )
-    share, measure = float(part.in_it_S.mean()), "share of responses at the earlier checkpoint"
-    where = part.words
-    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, where=where)
+    return Finding(
+        NAME,
+        "found",
+        float(stale.inside_S.mean()),
+        "share of responses at the earlier checkpoint",
+        sentence,
+        rows,
+        left_N=np.where(scored_N, left_N, d_N * shrinks),
+        where=stale.where,
+    )
 
 
 class OtherWeightsFit(NamedTuple):
@@ -207,28 +213,24 @@ class OtherWeightsFit(NamedTuple):
     d_N: np.ndarray  # log π − log μ at the other weights
 
 
-def compared(evidence: Evidence, other_logp_T: np.ndarray) -> OtherWeightsFit:
+def fit_other_weights(evidence: Evidence, other_logp_T: np.ndarray) -> OtherWeightsFit:
     """The engine's gap to other weights, beside its gap to the recorded trainer."""
     sample = evidence.sample
-    other_d_N = other_logp_T[sample.kept] - sample.logq_T[sample.kept]
-    scored = np.isfinite(other_d_N)
-    present_M, other_M, group_M = (
-        np.abs(sample.d_N[scored]),
-        np.abs(other_d_N[scored]),
-        sample.group_N[scored],
-    )
-    gaps = (present_M, other_M, present_M - other_M)
-    now, other, change = (mean_over_prompts(values_M, group_M) for values_M in gaps)
+    other_d_N = other_logp_T[sample.index_N] - sample.logq_N
+    scored_N = np.isfinite(other_d_N)
+    now_M, other_M = np.abs(sample.d_N[scored_N]), np.abs(other_d_N[scored_N])
+    group_M = sample.group_N[scored_N]
+    now, other = mean_over_prompts(now_M, group_M), mean_over_prompts(other_M, group_M)
+    change = mean_over_prompts(now_M - other_M, group_M)
     factor = other.times(now)
-    return OtherWeightsFit(
-        now, other, factor, bool(factor < _LESS and change.z_from(0.0) > _Z), other_d_N
-    )
+    fits = factor < _LESS and change.z_from(0.0) > _Z
+    return OtherWeightsFit(now, other, factor, bool(fits), other_d_N)
 
 
 def finding_of(
     name: str,
     evidence: Evidence,
-    result: OtherWeightsFit,
+    fit: OtherWeightsFit,
     measure: str,
     rows: tuple[Row, ...],
     sentence: str,
@@ -236,12 +238,14 @@ def finding_of(
     """Found if the other weights fit clearly better; tokens that they did not score shrink by
     the same factor.
     """
-    if not result.fits:
-        least = max(1 - _LESS, _Z * result.now.error / max(result.now.value, 1e-12))
-        power = f"a gap that is {percent(least)} smaller" if least < 1 else none("too few prompts")
-        return clear(name, result.factor, measure, power, rows)
-    left_N = np.where(np.isfinite(result.d_N), result.d_N, evidence.sample.d_N * result.factor)
-    return Finding(name, "found", result.factor, measure, sentence, rows, left_N=left_N)
+    if not fit.fits:
+        least = max(1 - _LESS, _Z * fit.now.error / max(fit.now.value, 1e-12))
+        power = f"a gap that is {percent(least)} smaller"
+        if not least < 1:
+            power = no_power("too few prompts")
+        return clear(name, fit.factor, measure, power, rows)
+    left_N = np.where(np.isfinite(fit.d_N), fit.d_N, evidence.sample.d_N * fit.factor)
+    return Finding(name, "found", fit.factor, measure, sentence, rows, left_N=left_N)
 
 
 def narrower(evidence: Evidence) -> str | None:

@@ -1,6 +1,6 @@
 """A gap that changes from one step to the next, for good or for some steps, at equal weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -29,83 +29,87 @@ _SAME = 0.9  # of the responses: the far ones are those of these steps
 
 
 def check(evidence: Evidence) -> Finding:
-    """Test the steps that differ most from all others: `by_step.change_of`."""
+    """Test the steps that differ most from all others: `by_step.find_step_change`."""
     if evidence.weights_differ:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )
-    change = evidence.change
+    change = evidence.step_change
     if change is None:
-        return untested(
-            NAME,
-            f"needs at least {FEWEST_STEPS} steps, and {FEWEST_PROMPTS} prompts more than steps",
+        reason = (
+            f"needs at least {FEWEST_STEPS} steps, and {FEWEST_PROMPTS} prompts more than steps"
         )
+        return untested(NAME, reason)
     rows = _rows(change)
     if not change.is_found:
         power = (
-            f"would have found {change.smallest:.2g} times from step {change.half} on, and "
+            f"would have found {change.smallest:.2g} times from step {change.middle} on, and "
             f"{change.smallest_once:.2g} times in one step"
         )
         return Finding(NAME, "clear", change.times, _MEASURE, evidence=rows, reason=power)
-    changed = tuple(_changed(evidence, change))
-    sentence = f"{_sentence(change, changed)}{_far_ones(evidence, change)}"
+    differences = list(_differences(evidence, change))
+    sentence = f"{_sentence(change, differences)}{_sentence_on_far(evidence, change)}"
     sample = evidence.sample
-    in_it_N = change.in_it_S[sample.response_T[sample.kept]]
-    left_N = np.where(in_it_N, sample.d_N / change.times, sample.d_N)
-    figures = (*rows, *changed)
-    return Finding(NAME, "found", change.times, _MEASURE, sentence, figures, left_N=left_N)
+    inside_N = change.inside_S[sample.response_N]
+    left_N = np.where(inside_N, sample.d_N / change.times, sample.d_N)
+    rows = (*rows, *differences)
+    return Finding(NAME, "found", change.times, _MEASURE, sentence, rows, left_N=left_N)
 
 
-def _sentence(change: StepChange, changed: tuple[tuple[str, str], ...]) -> str:
+def _sentence(change: StepChange, differences: Sequence[tuple[str, str]]) -> str:
     """Where, by how much, and what is on record there."""
     low, high = change.between
-    what = "; ".join(f"{name} {value}" for name, value in changed[:_NAMED])
+    where = f"{change.where[0].upper()}{change.where[1:]}"
+    on_record = "; ".join(f"{name} {value}" for name, value in differences[:_NAMED])
+    reason = f"On record there: {on_record}."
+    if not on_record:
+        reason = "The manifest records no change there."
     return (
-        f"{change.words[0].upper()}{change.words[1:]}, the gap is {change.times:.2g} times that "
-        f"{change.others} ({low:.2g} to {high:.2g}). "
-        + (f"On record there: {what}." if what else "The manifest records no change there.")
+        f"{where}, the gap is {change.times:.2g} times that {change.others} ({low:.2g} to "
+        f"{high:.2g}). {reason}"
     )
 
 
-def _far_ones(evidence: Evidence, change: StepChange) -> str:
+def _sentence_on_far(evidence: Evidence, change: StepChange) -> str:
     """A sentence about the responses whose gap is far larger, unless they are these steps."""
-    part = evidence.part
-    if part is None or (part.in_it_S == change.in_it_S).mean() > _SAME:
+    far, inside_S = evidence.far_responses, change.inside_S
+    if far is None or (far.inside_S == inside_S).mean() > _SAME:
         return ""
-    in_it_S = change.in_it_S
-    members = shared_by(evidence.sample, part.in_it_S, part.among_S & in_it_S, evidence.traces)
-    if part.in_it_S[in_it_S].sum() > _SAME * part.in_it_S.sum() and members:
-        return f" In these steps, the far ones are {members}."
-    return f" It is far larger {part.words}."
+    shared = shared_by(evidence.sample, far.inside_S, far.among_S & inside_S, evidence.traces)
+    if far.inside_S[inside_S].sum() > _SAME * far.inside_S.sum() and shared:
+        return f" In these steps, the far ones are {shared}."
+    return f" It is far larger {far.where}."
 
 
 def _rows(change: StepChange) -> tuple[Row, ...]:
     return (
-        ("where the steps differ most", change.words),
+        ("where the steps differ most", change.where),
         ("95 % interval of the factor", "{:.2g} to {:.2g}".format(*change.between)),
         ("z", change.z),
         ("z needed for so many steps", change.z_needed),
-        (f"found from step {change.half} on, if times", change.smallest),
+        (f"found from step {change.middle} on, if times", change.smallest),
         ("found in one step, if times", change.smallest_once),
     )
 
 
-def _changed(evidence: Evidence, change: StepChange) -> Iterator[tuple[str, str]]:
-    """What the rows and the manifests have in these steps, and nowhere else."""
-    in_it_S, origin_S = change.in_it_S, dict(evidence.sample.origin_S)
+def _differences(evidence: Evidence, change: StepChange) -> Iterator[tuple[str, str]]:
+    """The values that all responses of these steps have on record, and all others do not, by
+    name.
+    """
+    for name, value_S in _on_record(evidence):
+        inside = set(value_S[change.inside_S].tolist())
+        outside = set(value_S[~change.inside_S].tolist())
+        if len(inside) == len(outside) == 1 and inside != outside:
+            yield name, f"{inside.pop()} instead of {outside.pop()}"
+
+
+def _on_record(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
+    """What the rows and the manifests say of each response that may change at a step."""
+    origin_S = evidence.sample.origin_S
     if all(name in origin_S for name in _VERSIONS):
-        newer, sampling = (origin_S[name] for name in _VERSIONS)
-        origin_S[_LAG] = newer - sampling
-    for name in (_LAG, "epoch"):
-        if name in origin_S:
-            yield from _instead(name, origin_S[name][in_it_S], origin_S[name][~in_it_S])
+        trainer_S, rollout_S = (origin_S[name] for name in _VERSIONS)
+        yield _LAG, trainer_S - rollout_S
+    if "epoch" in origin_S:
+        yield "epoch", origin_S["epoch"]
     for name, values in evidence.traces.settings.items():
-        value_S = np.array([str(value) for value in values])[origin_S["trace"]]
-        yield from _instead(name, value_S[in_it_S], value_S[~in_it_S])
-
-
-def _instead(name: str, inside_R: np.ndarray, outside_R: np.ndarray) -> Iterator[tuple[str, str]]:
-    """What all have here, and all others do not, if there is one value of each."""
-    inside, outside = set(inside_R.tolist()), set(outside_R.tolist())
-    if len(inside) == len(outside) == 1 and inside != outside:
-        yield name, f"{inside.pop()} instead of {outside.pop()}"
+        yield name, np.array([str(value) for value in values])[origin_S["trace"]]

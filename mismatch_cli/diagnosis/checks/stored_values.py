@@ -46,12 +46,12 @@ _CONSTANTS = {
 
 @dataclass(frozen=True)
 class _Stored:
-    """What was stored in a column: words, and log π − log μ of the tokens that count without it."""
+    """What was stored in a column in place of log-probabilities."""
 
     side: str
-    words: str
+    kind: str  # such as `rounded to 3 decimals`
     tokens: int
-    left_N: np.ndarray
+    left_N: np.ndarray  # log π − log μ without it, nats
 
 
 def check(evidence: Evidence) -> Finding:
@@ -63,28 +63,28 @@ def check(evidence: Evidence) -> Finding:
     if not stored:
         return clear(NAME, 0.0, "share of tokens", _power(sample))
     largest = max(stored, key=lambda each: _explained(sample, each))
-    rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in stored)
-    share = largest.tokens / max(1, len(sample.kept))
-    sentence = (
-        f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.words}."
-    )
+    rows: tuple[Row, ...] = tuple((f"{s.side}: {s.kind}", s.tokens) for s in stored)
+    share = largest.tokens / max(1, sample.num_counted)
+    sentence = f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.kind}."
     return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=largest.left_N)
 
 
 def _power(sample: Sample) -> str:
     """A constant shows wherever it is; decimals only in enough values that are not 0."""
-    constant = "one constant that code writes"
-    enough = all((own_N != 0).sum() >= _FEWEST for _, own_N in _columns(sample))
-    return f"{constant}, or a column of ≤ {_DECIMALS[-1]} decimals" if enough else constant
+    power = "one constant that code writes"
+    if all((own_N != 0).sum() >= _FEWEST for _, own_N in _columns(sample)):
+        power += f", or a column of ≤ {_DECIMALS[-1]} decimals"
+    return power
 
 
 def _explained(sample: Sample, stored: _Stored) -> float:
+    """How much of Σ|d| a stored value explains, nats."""
     return float(np.abs(sample.d_N).sum() - np.nansum(np.abs(stored.left_N)))
 
 
 def _columns(sample: Sample) -> Iterator[tuple[str, np.ndarray]]:
-    yield "logp_rollout", sample.logq_T[sample.kept]
-    yield "logp_trainer", sample.logp_T[sample.kept]
+    yield "logp_rollout", sample.logq_N
+    yield "logp_trainer", sample.logp_N
 
 
 def _constants(sample: Sample) -> Iterator[_Stored]:
@@ -99,29 +99,30 @@ def _constants(sample: Sample) -> Iterator[_Stored]:
 
 
 def _rounded(sample: Sample) -> Iterator[_Stored]:
-    """The fewest decimals that hold a whole column, if not both have them."""
-    decimals = {side: _decimals_of(own_N) for side, own_N in _columns(sample)}
-    for side, places in decimals.items():
-        if places is not None:
-            half = 0.5 * 10.0**-places
+    """The fewest decimals that hold a whole column, on each side that was rounded."""
+    for side, own_N in _columns(sample):
+        decimals = _decimals_of(own_N)
+        if decimals is not None:
+            half = 0.5 * 10.0**-decimals
             left_N = np.copysign(np.maximum(np.abs(sample.d_N) - half, 0.0), sample.d_N)
-            words = f"rounded to {things(places, 'decimal')}"
-            yield _Stored(side, words, len(sample.kept), left_N)
+            kind = f"rounded to {things(decimals, 'decimal')}"
+            yield _Stored(side, kind, sample.num_counted, left_N)
 
 
 def _decimals_of(own_N: np.ndarray) -> int | None:
     """To how many decimals a column is rounded; None if it is not.
 
-    Of the values that are not 0: a rounded column has many zeros, and so has a confident policy.
+    Values of 0 are left out: a rounded column has many, and so has a confident policy.
     """
-    for places in _DECIMALS:
-        scaled_N = own_N[own_N != 0] * 10.0**places
-        if len(scaled_N) < _FEWEST:
-            continue
-        whole_N = np.abs(scaled_N - np.round(scaled_N)) <= _NEAR_WHOLE * np.abs(scaled_N)
-        whole_N &= np.round(scaled_N) != 0
-        if whole_N.mean() >= _ALL:
-            return places
+    value_M = own_N[own_N != 0]
+    if len(value_M) < _FEWEST:
+        return None
+    for decimals in _DECIMALS:
+        scaled_M = value_M * 10.0**decimals
+        whole_M = np.round(scaled_M)
+        is_whole_M = np.abs(scaled_M - whole_M) <= _NEAR_WHOLE * np.abs(scaled_M)
+        if (is_whole_M & (whole_M != 0)).mean() >= _ALL:
+            return decimals
     return None
 
 
@@ -130,5 +131,5 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
     sample = evidence.sample
     spoiled_T = np.zeros(len(sample.logq_T), dtype=bool)
     for stored in _constants(sample):
-        spoiled_T[sample.kept[np.isnan(stored.left_N)]] = True
+        spoiled_T[sample.index_N[np.isnan(stored.left_N)]] = True
     return spoiled_T

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.group_estimates import as_normal, slope_over_prompts
-from mismatch_cli.diagnosis.power import certain, clear
+from mismatch_cli.diagnosis.power import clear, too_certain
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.manifest_sides import temperatures_of, trainer_of
 
@@ -62,24 +62,16 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     fit = _stated(evidence) or _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
-        return untested(NAME, certain(sample))
+        return untested(NAME, too_certain(sample))
     if not np.isfinite(fit.error):
         return untested(NAME, "too few prompts to know the error of a fit")
-    gap = float(np.abs(sample.d_N).sum())
-    if not gap:  # all of it was undone
+    # Another check may have undone all of the gap
+    if not sample.d_N.any():
         return Finding(NAME, "clear", fit.beta, "fitted β")
-    left_N, mirrored_N = (_left(sample, fit, mirrored=mirrored) for mirrored in (False, True))
-    takes, mirrored_takes = (1 - float(np.abs(n).sum()) / gap for n in (left_N, mirrored_N))
-    stated_T = evidence.sampling.get("temperature", "unknown")
-    rows = (
-        ("fitted β = T of the rollout / T of the trainer", fit.beta),
-        ("its standard error over prompts, of the fit alone", fit.error),
-        ("the same if all noise is the trainer's", fit.bounds[0]),
-        ("if all noise is the rollout's", fit.bounds[1]), ("fitted from", fit.source),
-        ("temperature in the manifest", stated_T),
-        ("the trainer's", trainer_of(evidence.about).get("temperature", stated_T)),
-        ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
-    )  # fmt: skip
+    betas = np.array(fit.of_other_half)
+    left_N, takes = _left_by(sample, fit, betas)
+    _, mirrored_takes = _left_by(sample, fit, 2 - betas)
+    rows = _rows(evidence, fit, takes, mirrored_takes)
     # A share of what rounding does not make: noise and coarse caches flatten a distribution, too
     least = max(_TAKES, _MAIN * (1 - (evidence.expected.share_by_grid or 0.0)))
     explains = takes - max(mirrored_takes, 0.0) > least
@@ -89,6 +81,21 @@ def check(evidence: Evidence) -> Finding:
     return Finding(
         NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N, at_most=fit.is_bound
     )
+
+
+def _rows(
+    evidence: Evidence, fit: TemperatureFit, takes: float, mirrored_takes: float
+) -> tuple[Row, ...]:
+    stated = evidence.sampling.get("temperature", "unknown")
+    return (
+        ("fitted β = T of the rollout / T of the trainer", fit.beta),
+        ("its standard error over prompts, of the fit alone", fit.error),
+        ("the same if all noise is the trainer's", fit.bounds[0]),
+        ("if all noise is the rollout's", fit.bounds[1]), ("fitted from", fit.source),
+        ("temperature in the manifest", stated),
+        ("the trainer's", trainer_of(evidence.about).get("temperature", stated)),
+        ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
+    )  # fmt: skip
 
 
 def _is_like_one(evidence: Evidence, fit: TemperatureFit, left_N: np.ndarray) -> bool:
@@ -126,18 +133,22 @@ def power(sample: Sample, fit: TemperatureFit, least: float) -> str:
     one.
     """
     x_N, _, usable_N = log_odds(sample)
-    moves_N = np.where(usable_N, np.abs(x_N) * -np.expm1(sample.logq_T[sample.kept]), 0.0)
+    moves_N = np.where(usable_N, np.abs(x_N) * -np.expm1(sample.logq_N), 0.0)
     by_share = least * float(np.abs(sample.d_N).sum()) / max(float(moves_N.sum()), 1e-300)
-    t = float(np.interp(_Z, *_normal_of_t(len(np.unique(sample.group_N)))))
     noise = max(abs(bound - fit.beta) for bound in fit.bounds)
-    size = max(_LEAST, t * fit.error, noise, by_share)
-    return f"a temperature of ≥ {1 + size:.4g} times" if size < _MOST_OF_ALL else certain(sample)
+    by_chance = _t_of_z(len(np.unique(sample.group_N))) * fit.error
+    size = max(_LEAST, by_chance, noise, by_share)
+    if not size < _MOST_OF_ALL:
+        return too_certain(sample)
+    return f"a temperature of ≥ {1 + size:.4g} times"
 
 
-def _normal_of_t(groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Student's t, and the normal deviate that is as improbable."""
+def _t_of_z(groups: int) -> float:
+    """The Student's t that is as improbable as the z that a temperature needs."""
+    # `as_normal` has no inverse of its own
     t_I = np.linspace(0, _MOST_T, 1024)
-    return np.array([as_normal(float(t), groups) for t in t_I]), t_I
+    z_I = np.array([as_normal(float(t), groups) for t in t_I])
+    return float(np.interp(_Z, z_I, t_I))
 
 
 def _sentence(evidence: Evidence, fit: TemperatureFit) -> str:
@@ -145,9 +156,10 @@ def _sentence(evidence: Evidence, fit: TemperatureFit) -> str:
         engine, trainer = temperatures_of(evidence.about)
         return f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
     shape = "flatter" if fit.beta > 1 else "sharper"
+    bound = _AT_MOST if fit.is_bound else ""
     return (
         f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
-        f"({shape}).{_AT_MOST if fit.is_bound else ''}"
+        f"({shape}).{bound}"
     )
 
 
@@ -188,15 +200,16 @@ def _stated(evidence: Evidence) -> TemperatureFit | None:
 def _fit(
     sample: Sample, x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool
 ) -> TemperatureFit | None:
+    """β as the slope of log π (y) on log μ (x); None for too few values, or no slope above 0."""
     if len(x_M) < FEWEST:
         return None
-    whole, half_M = _slope(x_M, y_M, group_M), sample.half_G[group_M]
-    halves = [
-        _slope(x_M[other], y_M[other], group_M[other]) for other in (half_M == 1, half_M == 0)
-    ]
-    if whole is None or halves[0] is None or halves[1] is None:
+    first_M = sample.half_G[group_M] == 0
+    whole = _slope(x_M, y_M, group_M)
+    first = _slope(x_M[first_M], y_M[first_M], group_M[first_M])
+    second = _slope(x_M[~first_M], y_M[~first_M], group_M[~first_M])
+    if whole is None or first is None or second is None:
         return None
-    return TemperatureFit(*whole, (halves[0][0], halves[1][0]), source, topk)
+    return TemperatureFit(*whole, (second[0], first[0]), source, topk)
 
 
 def _slope(
@@ -213,11 +226,13 @@ def _slope(
 
 
 def _from_topk(sample: Sample) -> TemperatureFit | None:
-    if (ranks := ranks_of(sample)) is None:
+    ranks = ranks_of(sample)
+    if ranks is None:
         return None
     q_NK, p_NK, usable_NK = ranks
-    x_M, y_M = (centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
-    group_M = sample.group_N[np.nonzero(usable_NK)[0]]
+    x_M, y_M = centred(q_NK, usable_NK)[usable_NK], centred(p_NK, usable_NK)[usable_NK]
+    token_M, _ = np.nonzero(usable_NK)
+    group_M = sample.group_N[token_M]
     return _fit(sample, x_M, y_M, group_M, f"top-{q_NK.shape[1]} log-probabilities", topk=True)
 
 
@@ -227,18 +242,18 @@ def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None
     """
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return None
-    q_NK, p_NK = (
-        column[sample.kept].astype(np.float64)
-        for column in (sample.topk_logq_TK, sample.topk_logp_TK)
-    )
+    q_NK = sample.topk_logq_TK[sample.index_N].astype(np.float64)
+    p_NK = sample.topk_logp_TK[sample.index_N].astype(np.float64)
     with np.errstate(invalid="ignore"):
         usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > DEEPEST)
-    return q_NK, p_NK, usable_NK & (usable_NK.sum(axis=1) >= 2)[:, None]
+    has_two_N = usable_NK.sum(axis=1) >= 2
+    return q_NK, p_NK, usable_NK & has_two_N[:, None]
 
 
 def centred(v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
     """Values minus their mean over the ids of the same token; 0 outside `among_NK`."""
-    mean_N = np.where(among_NK, v_NK, 0).sum(axis=1) / np.maximum(among_NK.sum(axis=1), 1)
+    count_N = np.maximum(among_NK.sum(axis=1), 1)
+    mean_N = np.where(among_NK, v_NK, 0).sum(axis=1) / count_N
     return np.where(among_NK, v_NK - mean_N[:, None], 0)
 
 
@@ -255,17 +270,17 @@ def _odds(
     """Both sides' log-odds of some tokens, minus their means, and the prompt groups."""
     x_N, y_N, usable_N = log_odds(sample)
     usable_N = chosen_N & usable_N
-    x_M, y_M = (
-        v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N)
-    )
+    x_M, y_M = x_N[usable_N], y_N[usable_N]
+    if len(x_M):
+        x_M, y_M = x_M - x_M.mean(), y_M - y_M.mean()
     return x_M, y_M, sample.group_N[usable_N]
 
 
 def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both sides' log-odds of the tokens that count, and where they are more than rounding."""
-    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
-    x_N, y_N = logp_2N - np.log(-np.expm1(np.minimum(logp_2N, _NEARLY_CERTAIN)))
-    return x_N, y_N, np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
+    logp_2N = np.stack([sample.logq_N, sample.logp_N])
+    odds_2N = logp_2N - np.log(-np.expm1(np.minimum(logp_2N, _NEARLY_CERTAIN)))
+    return odds_2N[0], odds_2N[1], np.abs(odds_2N).max(axis=0) < _MOST_LOG_ODDS
 
 
 def differs_where_seen(sample: Sample) -> bool:
@@ -274,46 +289,54 @@ def differs_where_seen(sample: Sample) -> bool:
     """
     if sample.seen_T is None:
         return False
-    seen_N = sample.seen_T[sample.kept]
-    parts = [_odds(sample, chosen_N) for chosen_N in (seen_N, ~seen_N)]
-    fits = [fit for part in parts if len(part[0]) >= FEWEST and (fit := _slope(*part)) is not None]
-    if len(fits) < len(parts):
+    seen_N = sample.seen_T[sample.index_N]
+    on_seen, on_others = _odds(sample, seen_N), _odds(sample, ~seen_N)
+    if min(len(on_seen[0]), len(on_others[0])) < FEWEST:
         return False
-    (seen, seen_error, _), (other, other_error, _) = fits
-    times = max(abs(seen - 1), 1e-9) / max(abs(other - 1), 1e-9)
-    far = max(times, 1 / times) > _TIMES_WHERE_SEEN
-    return bool(far and abs(seen - other) > _APART * np.hypot(seen_error, other_error))
+    slope_on_seen, slope_on_others = _slope(*on_seen), _slope(*on_others)
+    if slope_on_seen is None or slope_on_others is None:
+        return False
+    beta_seen, error_seen, _ = slope_on_seen
+    beta_others, error_others, _ = slope_on_others
+    times = max(abs(beta_seen - 1), 1e-9) / max(abs(beta_others - 1), 1e-9)
+    if max(times, 1 / times) <= _TIMES_WHERE_SEEN:
+        return False
+    return bool(abs(beta_seen - beta_others) > _APART * np.hypot(error_seen, error_others))
 
 
-def _left(sample: Sample, fit: TemperatureFit, *, mirrored: bool) -> np.ndarray:
-    """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown
-    rest is spread.
+def _left_by(sample: Sample, fit: TemperatureFit, betas: np.ndarray) -> tuple[np.ndarray, float]:
+    """log π − log μ, nats, beyond what β makes of μ, however the unknown rest is spread; and the
+    share of the gap that this takes. `betas` are those of the two halves.
     """
-    betas = np.array(fit.of_other_half)[sample.half_N]
-    beta_N = 2 - betas if mirrored else betas
-    logq_N, q_NK = sample.logq_T[sample.kept], sample.topk_logq_TK
-    if fit.topk and q_NK is not None:
-        known_NK = np.where(np.isnan(q_NK[sample.kept]), -np.inf, q_NK[sample.kept]).astype(
-            np.float64
-        )
-        last_N = known_NK.min(axis=1, initial=0.0, where=np.isfinite(known_NK))
-        # It may not be among the ranks
-        sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]
-        known_NK = np.concatenate([known_NK, sampled_N1], axis=1)
-        rest_N = np.maximum(1 - np.exp(known_NK).sum(axis=1), 0.0)
-        likeliest_N = last_N
-    else:
-        known_NK, rest_N = logq_N[:, None], -np.expm1(np.minimum(logq_N, 0.0))
-        likeliest_N = np.log(np.maximum(rest_N, 1e-300))
+    beta_N = betas[sample.half_N]
+    known_NK, rest_N, likeliest_N = _known_and_rest(sample, use_topk=fit.topk)
     powers_N = np.exp(beta_N[:, None] * known_NK).sum(axis=1)
-    bounds = [
-        beta_N * logq_N - np.log(powers_N + rest_N * np.exp((beta_N - 1) * (likeliest_N - spread)))
-        for spread in (0.0, _SPREAD)
-    ]
-    return beyond(sample, bounds)
+    bounds = []
+    for spread in (0.0, _SPREAD):
+        rest_power_N = rest_N * np.exp((beta_N - 1) * (likeliest_N - spread))
+        bounds.append(beta_N * sample.logq_N - np.log(powers_N + rest_power_N))
+    left_N = beyond(sample, bounds)
+    return left_N, 1 - float(np.abs(left_N).sum()) / float(np.abs(sample.d_N).sum())
+
+
+def _known_and_rest(sample: Sample, *, use_topk: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """log μ of the known ids of each token, the probability of all other ids, and the largest log μ
+    that one of these can have.
+    """
+    logq_N, q_TK = sample.logq_N, sample.topk_logq_TK
+    if not use_topk or q_TK is None:
+        rest_N = -np.expm1(np.minimum(logq_N, 0.0))
+        return logq_N[:, None], rest_N, np.log(np.maximum(rest_N, 1e-300))
+    q_NK = q_TK[sample.index_N]
+    q_NK = np.where(np.isnan(q_NK), -np.inf, q_NK).astype(np.float64)
+    last_N = q_NK.min(axis=1, initial=0.0, where=np.isfinite(q_NK))
+    # The sampled token may not be among the ranks
+    sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]
+    known_NK = np.concatenate([q_NK, sampled_N1], axis=1)
+    return known_NK, np.maximum(1 - np.exp(known_NK).sum(axis=1), 0.0), last_N
 
 
 def beyond(sample: Sample, bounds: Sequence[np.ndarray]) -> np.ndarray:
     """How far log π of the tokens that count is outside two bounds, nats."""
-    logp_N = sample.logp_T[sample.kept]
+    logp_N = sample.logp_N
     return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))

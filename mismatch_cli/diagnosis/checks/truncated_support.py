@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
@@ -35,28 +35,29 @@ def check(evidence: Evidence) -> Finding:
     """Found if the gap is one-sided (`OneSided`), or if the trainer gives many tokens
     probability 0.
     """
-    outside = evidence.counts.out_of_support
-    share = outside / max(1, outside + len(evidence.sample.d_N))
-    if share > _OUT_OF_SUPPORT and _is_one_sided(evidence.sample.d_N):
-        return _trainer_finding(evidence, outside)
     sample = evidence.sample
-    found = OneSided.of(sample.d_N, sample.group_N)
+    outside = evidence.counts.out_of_support
+    share_outside = outside / max(1, outside + len(sample.d_N))
+    if share_outside > _OUT_OF_SUPPORT and _is_one_sided(sample.d_N):
+        return _trainer_finding(sample.d_N, outside)
+    gap = OneSided.of(sample.d_N, sample.group_N)
+    ratio = gap.ratio.value
     rows: tuple[Row, ...] = (
-        ("mean ratio (the kept mass, if only the engine truncates)", found.ratio.value),
-        ("standard error over prompts", found.ratio.error),
+        ("mean ratio (the kept mass, if only the engine truncates)", ratio),
+        ("standard error over prompts", gap.ratio.error),
         ("share of tokens with π < μ", float((sample.d_N < 0).mean())),
-        ("share of the gap where π < μ / 2: more than truncation explains", found.steep),
+        ("share of the gap where π < μ / 2: more than truncation explains", gap.steep),
         *_kept_mass(sample),
     )
-    if not found.renormalised or mixture_in(sample):
-        return clear(NAME, found.ratio.value, "mean ratio", found.power, rows)
+    if not gap.renormalised or mixture_in(sample):
+        return clear(NAME, ratio, "mean ratio", gap.power, rows)
     sentence = (
         "The engine's probabilities are higher than the trainer's on nearly every token, and the "
-        f"mean ratio is {found.ratio.value:.4g}: the engine renormalised over a part of the "
-        "vocabulary with about that mass."
+        f"mean ratio is {ratio:.4g}: the engine renormalised over a part of the vocabulary with "
+        "about that mass."
     )
-    left_N = _two_sided(sample.d_N)
-    return Finding(NAME, "found", found.ratio.value, "mean ratio", sentence, rows, left_N=left_N)
+    left_N = _without_lean(sample.d_N)
+    return Finding(NAME, "found", ratio, "mean ratio", sentence, rows, left_N=left_N)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class OneSided:
     @classmethod
     def of(cls, d_N: np.ndarray, group_N: np.ndarray) -> OneSided:
         gap = float(np.abs(d_N).mean()) if len(d_N) else 0.0
+        # The exponent is capped only so that it does not overflow
         ratio_N = np.minimum(np.exp(np.minimum(d_N, 3.0)), _LARGEST_RATIO)
         steep = float(-d_N[d_N < _HALF].sum() / (gap * len(d_N))) if gap else 0.0
         return cls(mean_over_prompts(ratio_N, group_N), gap, steep)
@@ -84,15 +86,15 @@ class OneSided:
         """Whether the mean ratio is significantly below 1 by much of the mean gap, and no single
         token by much.
         """
-        part = (1 - self.ratio.value) / self.gap if self.gap else 0.0
-        return part > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
+        lean = (1 - self.ratio.value) / self.gap if self.gap else 0.0
+        return lean > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
 
     @property
     def power(self) -> str:
         """The kept mass that would have been found."""
         cut = max(_ONE_SIDED * self.gap, _Z * self.ratio.error)
         if not cut < 1:
-            return none("too few prompts to know the error of the mean ratio")
+            return no_power("too few prompts to know the error of the mean ratio")
         return f"a kept mass of ≤ {1 - cut:.4g}"
 
     @property
@@ -100,16 +102,17 @@ class OneSided:
         """Whether the mean ratio is significantly above 1 by much of the mean gap: no distribution
         has that on tokens that were drawn from the other one.
         """
-        part = (self.ratio.value - 1) / self.gap if self.gap else 0.0
-        return part > _ONE_SIDED and self.ratio.z_from(1.0) > _Z
+        lean = (self.ratio.value - 1) / self.gap if self.gap else 0.0
+        return lean > _ONE_SIDED and self.ratio.z_from(1.0) > _Z
 
 
-def _two_sided(d_N: np.ndarray) -> np.ndarray:
-    """The gap without its one-sided part: noise is symmetric, so the part below 0 is scaled to
-    match that above.
+def _without_lean(d_N: np.ndarray) -> np.ndarray:
+    """The gap without its lean below 0: noise is symmetric, so gaps below 0 are scaled to match
+    those above.
     """
     above, below = np.maximum(d_N, 0).sum(), np.maximum(-d_N, 0).sum()
-    return np.where(d_N < 0, d_N * (above / below if below else 1.0), d_N)
+    scale = above / below if below else 1.0
+    return np.where(d_N < 0, d_N * scale, d_N)
 
 
 def _kept_mass(sample: Sample) -> tuple[Row, ...]:
@@ -118,15 +121,14 @@ def _kept_mass(sample: Sample) -> tuple[Row, ...]:
     """
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return ()
-    q_NK, p_NK = sample.topk_logq_TK[sample.kept], sample.topk_logp_TK[sample.kept]
+    q_NK, p_NK = sample.topk_logq_TK[sample.index_N], sample.topk_logp_TK[sample.index_N]
     ends_N = np.isneginf(q_NK).any(axis=1)
+    label = "tokens whose recorded ranks leave the support"
     if not ends_N.any():
-        return (("tokens whose recorded ranks leave the support", 0),)
-    mass_N = np.where(np.isfinite(q_NK), np.exp(p_NK.astype(np.float64)), 0).sum(axis=1)[ends_N]
-    return (
-        ("tokens whose recorded ranks leave the support", int(ends_N.sum())),
-        ("kept mass there, by the trainer", float(mass_N.mean())),
-    )
+        return ((label, 0),)
+    mass_N = np.where(np.isfinite(q_NK), np.exp(p_NK.astype(np.float64)), 0).sum(axis=1)
+    kept_mass = float(mass_N[ends_N].mean())
+    return ((label, int(ends_N.sum())), ("kept mass there, by the trainer", kept_mass))
 
 
 def trainer_truncates(evidence: Evidence) -> bool:
@@ -140,12 +142,13 @@ def trainer_truncates(evidence: Evidence) -> bool:
 
 
 def _is_one_sided(d_N: np.ndarray) -> bool:
+    """Whether the trainer's probabilities are higher by much of the gap, or there is none."""
     total = float(np.abs(d_N).sum())
     return not total or float(d_N.sum() / total) > _ONE_SIDED
 
 
-def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
-    d_N = evidence.sample.d_N
+def _trainer_finding(d_N: np.ndarray, outside: int) -> Finding:
+    """Found: the trainer gives so many sampled tokens probability 0."""
     rows = (
         ("sampled tokens with π = 0", outside),
         ("mean Δlog p of the others, nats", float(d_N.mean())),
@@ -154,7 +157,6 @@ def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
         f"{outside:,} sampled tokens have probability 0 in the trainer: it truncates, and the "
         "engine does not."
     )
-    left_N = -_two_sided(-d_N)
-    return Finding(
-        NAME, "found", float(np.exp(-d_N.mean())), "kept mass", sentence, rows, left_N=left_N
-    )
+    kept_mass = float(np.exp(-d_N.mean()))
+    left_N = -_without_lean(-d_N)
+    return Finding(NAME, "found", kept_mass, "kept mass", sentence, rows, left_N=left_N)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.power import clear, none, percent
-from mismatch_cli.diagnosis.response_kinds import FEWEST, SHORTEST, TIMES
+from mismatch_cli.diagnosis.far_responses import FEWEST, SHORTEST, TIMES
+from mismatch_cli.diagnosis.power import clear, no_power, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "uneven-responses", 6
@@ -22,32 +22,30 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find two kinds of responses by their gaps: `two_kinds.part_of`."""
-    sample, part = evidence.sample, evidence.part
+    """Find two kinds of responses by their gaps: `far_responses.find_far_responses`."""
+    sample, far = evidence.sample, evidence.far_responses
     measure = "times the gap of the others"
-    if part is None:
+    if far is None:
         return clear(NAME, 1.0, measure, _power(sample))
     if evidence.weights_differ:
-        return untested(
-            NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
-        )
-    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
+        reason = "the trainer's weights are newer, perhaps by different numbers of steps"
+        return untested(NAME, reason)
+    far_N = far.inside_S[sample.response_N]
     abs_d_N = np.abs(sample.d_N)
-    inside, outside = float(abs_d_N[in_it_N].mean()), float(abs_d_N[~in_it_N].mean())
+    gap, others = float(abs_d_N[far_N].mean()), float(abs_d_N[~far_N].mean())
     rows = (
-        ("responses in it", int(part.in_it_S.sum())),
-        ("mean |Δlog p| in it, nats", inside),
-        ("in the others, nats", outside),
-        ("share of the tokens", float(in_it_N.mean())),
+        ("responses in it", int(far.inside_S.sum())),
+        ("mean |Δlog p| in it, nats", gap),
+        ("in the others, nats", others),
+        ("share of the tokens", float(far_N.mean())),
     )
-    times = inside / outside if outside else np.inf
-    if in_it_N.mean() <= _FEW or inside <= evidence.expected.low:
+    times = gap / others if others else np.inf
+    if far_N.mean() <= _FEW or gap <= evidence.expected.low:
         return clear(NAME, times, measure, _power(sample), rows)
     sentence = (
-        f"The gap is {inside:.2g} nats {part.words}, and {outside:.2g} in the others: "
-        f"{times:.2g} times."
+        f"The gap is {gap:.2g} nats {far.where}, and {others:.2g} in the others: {times:.2g} times."
     )
-    left_N = np.where(in_it_N, sample.d_N / times, sample.d_N)
+    left_N = np.where(far_N, sample.d_N / times, sample.d_N)
     return Finding(
         NAME, "found", times, measure, sentence, rows, left_N=left_N, beyond_expected=True
     )
@@ -55,8 +53,8 @@ def check(evidence: Evidence) -> Finding:
 
 def _power(sample: Sample) -> str:
     """The gap that tells two kinds apart, if enough responses are long enough for a mean."""
-    count_S = np.bincount(sample.response_T[sample.kept], minlength=sample.num_responses)
+    count_S = np.bincount(sample.response_N, minlength=sample.num_responses)
     long = int((count_S >= SHORTEST).sum())
     if long < 2 * FEWEST:
-        return none(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")
+        return no_power(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")
     return f"{TIMES:g} times the others’ gap in > {percent(_FEW)} of the tokens"

@@ -34,6 +34,5 @@ def check(evidence: Evidence) -> Finding:
         f"{gap.value:.2g} nats per token are left on average, where {expected.low:.2g} to "
         f"{expected.high:.2g} are expected of {expected.who} ({expected.basis})."
     )
-    return Finding(
-        NAME, "found", gap.value, measure, sentence, rows, left_N=0 * evidence.sample.d_N
-    )
+    left_N = 0 * evidence.sample.d_N
+    return Finding(NAME, "found", gap.value, measure, sentence, rows, left_N=left_N)

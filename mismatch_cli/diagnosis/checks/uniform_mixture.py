@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "uniform-mixture", 3
@@ -27,6 +27,7 @@ _OFF = 0.35  # of the gap of the rare tokens that may be left
 _TAKES = 0.2  # of the gap
 _VOCABULARY = (50, 2e6)  # tokens: ε over the floor
 _SIDES = ("logp_trainer", "logp_rollout")
+_MEASURE = "share of the probability"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     mixture = mixture_in(sample)
     if mixture is None:
-        return clear(NAME, 0.0, "share of the probability", _power(sample))
+        return clear(NAME, 0.0, _MEASURE, _power(sample))
     rows: tuple[Row, ...] = (
         ("mixed side", mixture.side),
         ("ε, its share", mixture.epsilon),
@@ -66,8 +67,7 @@ def check(evidence: Evidence) -> Finding:
         f"{mixture.side} fits a distribution of which {lost} is spread evenly: likely tokens lose "
         f"{lost}, and the {things(mixture.rare, 'rare token')} stay above {mixture.floor:.2g}."
     )
-    left_N, measure = mixture.left_N, "share of the probability"
-    return Finding(NAME, "found", mixture.epsilon, measure, sentence, rows, left_N=left_N)
+    return Finding(NAME, "found", mixture.epsilon, _MEASURE, sentence, rows, left_N=mixture.left_N)
 
 
 def mixture_in(sample: Sample) -> _Mixture | None:
@@ -76,46 +76,49 @@ def mixture_in(sample: Sample) -> _Mixture | None:
     It has to show at both ends: likely tokens lose a share that, spread evenly, is the floor of
     the rare ones.
     """
-    fitted = (_fitted(sample, side) for side in _SIDES)
-    mixtures = [mixture for mixture in fitted if mixture is not None]
-    return max(mixtures, key=lambda mixture: mixture.takes, default=None)
+    mixtures = [_fit_mixture(sample, side) for side in _SIDES]
+    return max(filter(None, mixtures), key=lambda mixture: mixture.takes, default=None)
 
 
-def _fitted(sample: Sample, side: str) -> _Mixture | None:
-    own_N, p_N = sample.logp_T[sample.kept], sample.logq_T[sample.kept]
+def _fit_mixture(sample: Sample, side: str) -> _Mixture | None:
+    """One side as a mixture of the other (`other_N`); None if that does not show at both ends."""
+    own_N, other_N = sample.logp_N, sample.logq_N
     if side == "logp_rollout":
-        own_N, p_N = p_N, own_N
-    total = float(np.abs(sample.d_N).sum())
-    if not _rises(own_N, p_N):  # most traces, at a fraction of the cost of a fit
+        own_N, other_N = other_N, own_N
+    # Most traces end here, at a fraction of the cost of a fit
+    if not _rises(own_N, other_N):
         return None
-    left_N = _left_N(sample, own_N, p_N)
+    total = float(np.abs(sample.d_N).sum())
+    left_N = _left_of_halves(sample, own_N, other_N)
     if not total or left_N is None:
         return None
-    epsilon, floor = _best(own_N, p_N)
+    epsilon, floor = _best(own_N, other_N)
     signed_N = left_N if side == "logp_trainer" else -left_N
     takes = 1 - float(np.abs(left_N).sum()) / total
-    rare_N = np.exp(p_N) < _RARE * floor
+    rare_N = np.exp(other_N) < _RARE * floor
     mixture = _Mixture(side, epsilon, floor, int(rare_N.sum()), signed_N, takes)
     return mixture if _shows(mixture, np.abs(sample.d_N), rare_N) else None
 
 
-def _rises(own_N: np.ndarray, p_N: np.ndarray) -> bool:
+def _rises(own_N: np.ndarray, other_N: np.ndarray) -> bool:
     """Whether the rarest tokens are more probable on the mixed side."""
-    if len(p_N) < _FEWEST:
+    if len(other_N) < _FEWEST:
         return False
-    rarest = np.argpartition(p_N, _FEWEST - 1)[:_FEWEST]
-    return float((own_N - p_N)[rarest].mean()) > 0
+    rarest = np.argpartition(other_N, _FEWEST - 1)[:_FEWEST]
+    return float((own_N - other_N)[rarest].mean()) > 0
 
 
-def _left_N(sample: Sample, own_N: np.ndarray, p_N: np.ndarray) -> np.ndarray | None:
-    """One side beyond the mixture of the other that the other prompts show; None for too few."""
+def _left_of_halves(sample: Sample, own_N: np.ndarray, other_N: np.ndarray) -> np.ndarray | None:
+    """One side beyond the mixture of the other that the other half of the prompts shows; None if
+    that has no likely tokens.
+    """
     left_N = np.empty(len(own_N))
     for half in (0, 1):
         used_N = sample.half_N == half
-        if not (np.exp(p_N[~used_N]) > _LIKELY).any():
+        if not (np.exp(other_N[~used_N]) > _LIKELY).any():
             return None
-        epsilon, floor = _best(own_N[~used_N], p_N[~used_N])
-        left_N[used_N] = own_N[used_N] - _mixed(p_N[used_N], epsilon, floor)
+        epsilon, floor = _best(own_N[~used_N], other_N[~used_N])
+        left_N[used_N] = own_N[used_N] - _mixed(other_N[used_N], epsilon, floor)
     return left_N
 
 
@@ -128,29 +131,30 @@ def _shows(mixture: _Mixture, abs_d_N: np.ndarray, rare_N: np.ndarray) -> bool:
     return left < _OFF * float(abs_d_N[rare_N].mean())
 
 
-def _best(own_N: np.ndarray, p_N: np.ndarray) -> tuple[float, float]:
+def _best(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, float]:
     """ε and the floor that leave the least of Σ|own − mixed|; ε is 1 at most, where likely tokens
     are at the floor.
     """
-    likely_N = np.exp(p_N) > _LIKELY
+    likely_N = np.exp(other_N) > _LIKELY
+    own_M, other_M = np.exp(own_N[likely_N]), np.exp(other_N[likely_N])
     fits = []
     for floor in _FLOORS.tolist():
-        ratio_N = (np.exp(own_N[likely_N]) - floor) / np.exp(p_N[likely_N])
-        epsilon = min(1.0, max(0.0, 1 - float(np.median(ratio_N))))
-        left = float(np.abs(own_N - _mixed(p_N, epsilon, floor)).sum())
+        share = float(np.median((own_M - floor) / other_M))
+        epsilon = min(1.0, max(0.0, 1 - share))
+        left = float(np.abs(own_N - _mixed(other_N, epsilon, floor)).sum())
         fits.append((left, epsilon, floor))
     _, epsilon, floor = min(fits)
     return epsilon, floor
 
 
-def _mixed(p_N: np.ndarray, epsilon: float, floor: float) -> np.ndarray:
-    return np.log((1 - epsilon) * np.exp(p_N) + floor)
+def _mixed(logp_N: np.ndarray, epsilon: float, floor: float) -> np.ndarray:
+    return np.log((1 - epsilon) * np.exp(logp_N) + floor)
 
 
 def _power(sample: Sample) -> str:
     """The ε whose floor, in a vocabulary of 10⁵, is twice the gap."""
-    p_N, abs_d_N = sample.logq_T[sample.kept], np.abs(sample.d_N)
-    rare = int((p_N < np.log(_FLOORS[-1])).sum())
+    rare = int((sample.logq_N < np.log(_FLOORS[-1])).sum())
     if rare < _FEWEST:
-        return none(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
-    return f"a share of ≥ {100 * -np.expm1(-2 * float(abs_d_N.mean())):.2g} %"
+        return no_power(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
+    gap = float(np.abs(sample.d_N).mean())
+    return f"a share of ≥ {100 * -np.expm1(-2 * gap):.2g} %"

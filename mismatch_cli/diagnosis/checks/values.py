@@ -30,14 +30,16 @@ def check(evidence: Evidence) -> Finding:
     """
     rows: list[Row] = []
     wrong = tokens = 0
-    legitimate = ("logp_trainer", "logp_recomputed") if trainer_truncates(evidence) else ()
+    may_be_impossible = ("logp_trainer", "logp_recomputed") if trainer_truncates(evidence) else ()
     for side, counts in evidence.counts.sides.items():
-        impossible = 0 if side in legitimate else counts.impossible
-        wrong += counts.not_a_number + counts.above_zero + impossible
         tokens += counts.tokens
-        found = (("above 0", counts.above_zero), ("not a number", counts.not_a_number),
-                 ("−inf for a sampled token", impossible))  # fmt: skip
-        rows += [(f"{side}: {what}", count) for what, count in found if count]
+        wrong_by_kind = {"above 0": counts.above_zero, "not a number": counts.not_a_number}
+        if side not in may_be_impossible:
+            wrong_by_kind["−inf for a sampled token"] = counts.impossible
+        for kind, count in wrong_by_kind.items():
+            wrong += count
+            if count:
+                rows.append((f"{side}: {kind}", count))
         if counts.above_zero:
             rows.append((f"{side}: largest, nats", counts.largest))
     share = wrong / tokens if tokens else None

@@ -2,7 +2,7 @@
 else as a bracket.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -77,45 +77,61 @@ class ApproximationQuality(Accumulator):
 
     def __init__(self, top_k: int, full: bool) -> None:
         self.full = full
-        self.partitions = [0, *(k for k in _SMALLER_K if k < top_k), *([top_k] if top_k else [])]
+        self.partitions = [0]
+        if top_k:
+            self.partitions += [*(k for k in _SMALLER_K if k < top_k), top_k]
         rows = list(product(THRESHOLDS, self.partitions))
-        self.sums = {row: {name: np.zeros(GROUPS) for name in _COLUMNS} for row in rows}
+        self.sums = {row: _group_sums(_COLUMNS) for row in rows}
         self.ranks = {row: SampledSpearman() for row in rows if full}
-        self.bracket = {k: {name: np.zeros(GROUPS) for name in _BRACKET} for k in self.partitions}
+        self.bracket = {k: _group_sums(_BRACKET) for k in self.partitions}
 
     def update(self, cases: list[MaskedSlice]) -> None:
         """Add a slice; without advantages it comes once per sign, and only masks are counted
         twice.
         """
-        first, *_ = cases
+        first = cases[0]
         compared = first.policies.compare(TRAINER_ROLLOUT)
         for k, slack_N in zip(self.partitions, _slacks(first, self.partitions), strict=True):
-            tv, kl = (
-                compared.topk(k) if k else (np.abs(compared.difference_T), compared.binary_kl_T)
-            )
-            self._add_bracket(k, first, tv, slack_N)
-            for divergence, value_N in (("tv", tv), ("kl", kl)):
-                self._add_values((divergence, k), cases, value_N)
+            if k == 0:
+                tv_N, kl_N = np.abs(compared.difference_T), compared.binary_kl_T
+            else:
+                tv_N, kl_N = compared.topk(k)
+            self._add_bracket(k, first, tv_N, slack_N)
+            self._add_values(("tv", k), cases, tv_N)
+            self._add_values(("kl", k), cases, kl_N)
 
     def _add_values(
         self, row: tuple[str, int], cases: list[MaskedSlice], value_N: np.ndarray
     ) -> None:
-        """Both masks use the side of the sampled token; they differ if only one divergence is
-        above δ.
-        """
+        """Add one divergence of a partition, with its mean over the tokens where it is finite."""
+        divergence, _ = row
         first, sums = cases[0], self.sums[row]
-        # NaN where not measured
-        full_N = first.gaps.column(f"{row[0]}_full_T") if self.full else None
-        counts_N = np.ones(len(value_N), dtype=bool)
-        if self.full:  # perhaps only for a few responses: all columns of a row use the same tokens
-            counts_N &= False if full_N is None else ~np.isnan(full_N)
+        full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None
+        # The full divergence may be measured for a few responses only, and is NaN elsewhere.
+        # All columns of a row are about the same tokens, so the others do not count at all.
+        counts_N = np.full(len(value_N), not self.full)
+        if full_N is not None:
+            counts_N = ~np.isnan(full_N)
         finite_N = counts_N & np.isfinite(value_N)
         first.add_by_group(sums["n"], counts_N)
         first.add_by_group(sums["infinite"], counts_N & ~finite_N)
         first.add_by_group(sums["mean"], np.where(finite_N, value_N, 0))
-        if full_N is None:
-            return
-        finite_N &= np.isfinite(full_N)
+        if full_N is not None:
+            self._compare_with_full(row, cases, value_N, full_N)
+
+    def _compare_with_full(
+        self,
+        row: tuple[str, int],
+        cases: list[MaskedSlice],
+        value_N: np.ndarray,
+        full_N: np.ndarray,
+    ) -> None:
+        """Both masks use the side of the sampled token; they differ if only one divergence is
+        above δ.
+        """
+        divergence, _ = row
+        first, sums = cases[0], self.sums[row]
+        finite_N = np.isfinite(value_N) & np.isfinite(full_N)
         bias_N = np.subtract(
             value_N, full_N, out=np.zeros(len(value_N)), where=finite_N, dtype=np.float64
         )
@@ -123,12 +139,11 @@ class ApproximationQuality(Accumulator):
         first.add_by_group(sums["bias"], bias_N)
         self.ranks[row].update_values(first.gaps, value_N, full_N)
         for judged in cases:
-            known_N = judged.judged_N & ~np.isnan(full_N)
-            kept, kept_by_full = (
-                _keeps(judged, row[0], divergence_N) for divergence_N in (value_N, full_N)
-            )
-            judged.add_by_group(sums["judged"], known_N)
-            judged.add_by_group(sums["wrong"], known_N & (kept != kept_by_full))
+            judged_N = judged.judged_N & ~np.isnan(full_N)
+            keep_N = _keep(judged, divergence, value_N)
+            keep_by_full_N = _keep(judged, divergence, full_N)
+            judged.add_by_group(sums["judged"], judged_N)
+            judged.add_by_group(sums["wrong"], judged_N & (keep_N != keep_by_full_N))
 
     def _add_bracket(
         self, k: int, judged: MaskedSlice, low_N: np.ndarray, slack_N: np.ndarray
@@ -136,10 +151,11 @@ class ApproximationQuality(Accumulator):
         high_N = np.minimum(low_N + slack_N, 1)
         threshold = np.float32(THRESHOLDS["tv"])
         decided_N = (low_N > threshold) | (high_N <= threshold)
-        for name, values_N in zip(
-            _BRACKET, (np.ones_like(decided_N), low_N, high_N, decided_N), strict=True
-        ):
-            judged.add_by_group(self.bracket[k][name], values_N)
+        sums = self.bracket[k]
+        judged.add_by_group(sums["n"], np.ones_like(decided_N))
+        judged.add_by_group(sums["low"], low_N)
+        judged.add_by_group(sums["high"], high_N)
+        judged.add_by_group(sums["decided"], decided_N)
 
     def result(self, prompts: int) -> Approximations:
         return Approximations(
@@ -150,14 +166,20 @@ class ApproximationQuality(Accumulator):
         )
 
     def _bracket_row(self, k: int, prompts: int) -> BracketRow:
-        tokens, *sums = (self.bracket[k][name] for name in _BRACKET)
-        low, high, decided = (grouped_share(part, tokens, prompts) for part in sums)
-        return BracketRow(k, THRESHOLDS["tv"], low, high, decided)
+        sums = self.bracket[k]
+        return BracketRow(
+            k,
+            THRESHOLDS["tv"],
+            low=grouped_share(sums["low"], sums["n"], prompts),
+            high=grouped_share(sums["high"], sums["n"], prompts),
+            decided=grouped_share(sums["decided"], sums["n"], prompts),
+        )
 
     def _row(self, divergence: str, k: int, prompts: int) -> ApproximationRow:
         sums = self.sums[divergence, k]
         mean = grouped_ratio(sums["mean"], sums["n"], prompts)
-        if infinite := int(sums["infinite"].sum()):
+        infinite = int(sums["infinite"].sum())
+        if infinite:
             mean = Estimate(None, note=f"infinite on {infinite:,} tokens")
         bias = rank_correlation = wrong_mask = Estimate(None, note=NOT_MEASURED)
         if self.full:
@@ -169,12 +191,16 @@ class ApproximationQuality(Accumulator):
         )
 
 
-def _keeps(judged: MaskedSlice, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
+def _group_sums(names: Sequence[str]) -> dict[str, np.ndarray]:
+    return {name: np.zeros(GROUPS) for name in names}
+
+
+def _keep(judged: MaskedSlice, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
     """What a mask on this divergence would keep, at the paper's δ for binary masks."""
     delta = THRESHOLDS[divergence]
     outward_N = signed(divergence_N, judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
-    kept_N: np.ndarray = one_sided(outward_N, judged.advantage_N, low=delta, high=delta).keep_T
-    return kept_N
+    keep_N: np.ndarray = one_sided(outward_N, judged.advantage_N, low=delta, high=delta).keep_T
+    return keep_N
 
 
 def _slacks(judged: MaskedSlice, ks: Sequence[int]) -> Iterator[np.ndarray]:
@@ -182,15 +208,13 @@ def _slacks(judged: MaskedSlice, ks: Sequence[int]) -> Iterator[np.ndarray]:
     several tokens.
     """
     policies, topk = judged.policies, judged.policies.topk
-    sides = (
-        () if topk is None else ((policies.rollout, topk.rollout), (policies.trainer, topk.trainer))
-    )
-    columns = [(logp_N, np.exp(logp_NK)) for logp_N, logp_NK in sides]
+    if topk is not None:
+        mu_NK, pi_NK = np.exp(topk.rollout), np.exp(topk.trainer)
     for k in ks:
-        rests: Iterable[np.ndarray] = policies.compare(TRAINER_ROLLOUT).rest_T
-        if k and topk is not None:
-            rests = (
-                divergences.mass_beyond_topk(x_T, p_TK[:, :k], topk.sampled_in(k))
-                for x_T, p_TK in columns
-            )
-        yield np.minimum(*rests)
+        if k == 0 or topk is None:
+            mu_N, pi_N = policies.compare(TRAINER_ROLLOUT).rest_T
+        else:
+            in_topk_N = topk.sampled_in(k)
+            mu_N = divergences.mass_beyond_topk(policies.rollout, mu_NK[:, :k], in_topk_N)
+            pi_N = divergences.mass_beyond_topk(policies.trainer, pi_NK[:, :k], in_topk_N)
+        yield np.minimum(mu_N, pi_N)

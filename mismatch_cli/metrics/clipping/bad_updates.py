@@ -89,13 +89,18 @@ class BadUpdates(Accumulator):
         index_U = np.flatnonzero(judged.negative_N & (judged.difference_N <= -_FLOAT32_DELTAS[0]))
         reached_U = np.searchsorted(_FLOAT32_DELTAS, -judged.difference_N[index_U], side="right")
         count_into(self.above, judged.group_N[index_U] * (len(DELTAS) + 1) + reached_U)
-        total = judged.gaps.responses.sum
-        bad_S = judged.responses_at(index_U[reached_U > DELTAS.index(BAD_DELTA)]).length_S
-        rewards = np.nan_to_num(judged.reward_S, nan=0.0), ~np.isnan(judged.reward_S)
-        step_S = judged.gaps.batch.step_S[judged.gaps.first : judged.gaps.last]
+        bad_U = index_U[reached_U > DELTAS.index(BAD_DELTA)]
         sums_SM = np.stack(
-            [total(judged.judged_N), total(judged.negative_N), bad_S, *rewards], axis=1
+            [
+                judged.gaps.responses.sum(judged.judged_N),
+                judged.gaps.responses.sum(judged.negative_N),
+                judged.responses_at(bad_U).length_S,
+                np.nan_to_num(judged.reward_S, nan=0.0),
+                ~np.isnan(judged.reward_S),
+            ],
+            axis=1,
         )
+        step_S = judged.gaps.batch.step_S[judged.gaps.first : judged.gaps.last]
         self.steps.update(step_S, judged.gaps.group_S, sums_SM)
 
     def result(self, prompts: int, *, advantages: bool) -> BadUpdatesSummary:
@@ -103,32 +108,11 @@ class BadUpdates(Accumulator):
         < 0 is meaningful.
         """
         shares = partial(_shares, prompts=prompts, advantages=advantages)
-        by_step: list[BadUpdatesOfStep] = []
+        by_step = self._by_step(prompts, advantages)
         total_2G = np.zeros((2, GROUPS))
-        reward_before: float | None = None
-        for first, last, sums_GM in self.steps:
-            tokens_G, negative_G, bad_G, reward_G, graded_G = sums_GM.T
+        for _, _, sums_GM in self.steps:
             total_2G += sums_GM[:, :2].T
-            # Otherwise every token was judged once per sign
-            judged_G = tokens_G if advantages else negative_G
-            reward = grouped_ratio(reward_G, graded_G, prompts, SIGNED)
-            change = None
-            if reward_before is not None and reward.value is not None:
-                change = reward.value - reward_before
-            over_tokens, over_negative = shares(bad_G, judged_G, negative_G)
-            row = BadUpdatesOfStep(
-                first,
-                last,
-                tokens=int(judged_G.sum()),
-                negative=int(negative_G.sum()),
-                bad=int(bad_G.sum()),
-                over_tokens=over_tokens,
-                over_negative=over_negative,
-                reward=reward,
-                reward_change=change,
-            )
-            by_step.append(row)
-            reward_before = reward.value
+        # Tokens that reach at least i deltas, from those that reach exactly i; without i = 0
         reached_GD = self.above[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
         sweep = [
             BadUpdatesAtDelta(delta, int(bad_G.sum()), *shares(bad_G, *total_2G))
@@ -144,6 +128,36 @@ class BadUpdates(Accumulator):
             correlations=_correlations(by_step) if advantages and len(by_step) > 2 else [],
         )
 
+    def _by_step(self, prompts: int, advantages: bool) -> list[BadUpdatesOfStep]:
+        rows: list[BadUpdatesOfStep] = []
+        reward_before: float | None = None
+        for first, last, sums_GM in self.steps:
+            tokens_G, negative_G, bad_G, reward_G, graded_G = sums_GM.T
+            # Without advantages every token was judged once per sign, and counts once
+            judged_G = tokens_G if advantages else negative_G
+            over_tokens, over_negative = _shares(
+                bad_G, judged_G, negative_G, prompts=prompts, advantages=advantages
+            )
+            reward = grouped_ratio(reward_G, graded_G, prompts, SIGNED)
+            reward_change = None
+            if reward_before is not None and reward.value is not None:
+                reward_change = reward.value - reward_before
+            reward_before = reward.value
+            rows.append(
+                BadUpdatesOfStep(
+                    first,
+                    last,
+                    tokens=int(judged_G.sum()),
+                    negative=int(negative_G.sum()),
+                    bad=int(bad_G.sum()),
+                    over_tokens=over_tokens,
+                    over_negative=over_negative,
+                    reward=reward,
+                    reward_change=reward_change,
+                )
+            )
+        return rows
+
 
 def _shares(
     bad_G: np.ndarray,
@@ -154,8 +168,10 @@ def _shares(
     advantages: bool,
 ) -> tuple[Estimate, Estimate]:
     """Bad updates over tokens with A ≠ 0, and over those with A < 0."""
-    over_tokens = grouped_share(bad_G, tokens_G, prompts) if advantages else _NO_ADVANTAGES
-    return over_tokens, grouped_share(bad_G, negative_G, prompts)
+    over_negative = grouped_share(bad_G, negative_G, prompts)
+    if not advantages:
+        return _NO_ADVANTAGES, over_negative
+    return grouped_share(bad_G, tokens_G, prompts), over_negative
 
 
 def _correlations(by_step: Sequence[BadUpdatesOfStep]) -> list[StepCorrelation]:
@@ -173,10 +189,15 @@ def _correlations(by_step: Sequence[BadUpdatesOfStep]) -> list[StepCorrelation]:
             ("size of that change", bad[:-1], np.abs(np.diff(reward))),
         )
         for other, x, y in pairs:
-            known = ~np.isnan(x) & ~np.isnan(y)
-            of, steps = f"bad updates among {name}", int(known.sum())
-            correlation = series_correlation(x[known], y[known])
-            rows.append(StepCorrelation(of, other, steps, correlation))
+            measured = ~np.isnan(x) & ~np.isnan(y)
+            rows.append(
+                StepCorrelation(
+                    of=f"bad updates among {name}",
+                    with_=other,
+                    steps=int(measured.sum()),
+                    estimate=series_correlation(x[measured], y[measured]),
+                )
+            )
     return rows
 
 

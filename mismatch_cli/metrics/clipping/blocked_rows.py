@@ -32,7 +32,7 @@ class BySign:
 
     @property
     def is_above_0(self) -> bool:
-        """Whether one of the shares is."""
+        """Whether one of the shares is above 0."""
         return any(share.value for share in (self.all, self.positive, self.negative))
 
 
@@ -46,7 +46,7 @@ class LostUpdate(BySign):
 
 @dataclass(frozen=True)
 class BlockedInBin:
-    """A bin of μ."""
+    """What an algorithm blocks in a bin of μ."""
 
     mu_low: float
     mu_high: float
@@ -56,7 +56,7 @@ class BlockedInBin:
 
 @dataclass(frozen=True)
 class BlockedAtPositions:
-    """Some positions in the response."""
+    """What an algorithm blocks at some positions in the response."""
 
     first: int
     last: int
@@ -66,7 +66,9 @@ class BlockedAtPositions:
 
 @dataclass(frozen=True)
 class BlockedInSteps:
-    """Some successive steps, with means over blocked and kept tokens; entropies in nats."""
+    """What an algorithm blocks in some successive steps, with means over blocked and kept tokens;
+    entropies in nats.
+    """
 
     first: int
     last: int
@@ -105,9 +107,8 @@ class AlgorithmRow:
     @property
     def strictness(self) -> float:
         """The share of tokens that it blocks; without advantages, summed over both signs."""
-        of_all = self.blocked.all.value
-        if of_all is not None:
-            return of_all
+        if self.blocked.all.value is not None:
+            return self.blocked.all.value
         return (self.blocked.positive.value or 0.0) + (self.blocked.negative.value or 0.0)
 
 

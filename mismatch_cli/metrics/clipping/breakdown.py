@@ -29,8 +29,10 @@ class BlockedCells(Accumulator):
 
     def update(self, judged: MaskedSlice) -> None:
         self.longest = max(self.longest, longest_response(judged.gaps))
-        mu_N, position_N = Cells.of(judged.gaps).cell_N, position_cells(judged.gaps)
+        # Cells of prompt group and bin; those of negative tokens come after all positive ones
+        mu_N = Cells.of(judged.gaps).cell_N
         mu_N += judged.negative_N * np.int32(CELLS)
+        position_N = position_cells(judged.gaps)
         position_N += judged.negative_N * np.int32(GROUPS * POSITION_BINS)
         all_judged = slice(None) if judged.judged_N.all() else judged.judged_N
         for row, index_U in enumerate([all_judged, *judged.blocked]):
@@ -39,10 +41,16 @@ class BlockedCells(Accumulator):
 
 
 SAMPLE_TOKENS = 10_000
-_VALUES = [
-    (name, np.float32) for name in ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage")
-]
-JUDGED_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)])
+JUDGED_ROW = np.dtype(
+    [
+        ("key", np.float64),
+        ("logp_rollout", np.float32),
+        ("logp_trainer", np.float32),
+        ("logp_recomputed", np.float32),
+        ("advantage", np.float32),
+        ("blocked_by", np.uint64),
+    ]
+)
 
 
 class JudgedSample(SmallestRows):
@@ -63,15 +71,11 @@ class JudgedSample(SmallestRows):
         def rows_of(chosen: np.ndarray) -> np.ndarray:
             chosen_U = index_U[chosen]
             rows = np.zeros(len(chosen_U), dtype=JUDGED_ROW)
-            rows["logp_rollout"], rows["logp_trainer"] = (
-                gaps.logq_N[chosen_U],
-                gaps.logp_N[chosen_U],
-            )
+            rows["logp_rollout"] = gaps.logq_N[chosen_U]
+            rows["logp_trainer"] = gaps.logp_N[chosen_U]
             rows["logp_recomputed"] = np.nan if recomputed is None else recomputed[chosen_U]
-            rows["advantage"], rows["blocked_by"] = (
-                judged.advantage_N[chosen_U],
-                judged.blocked_by_N[chosen_U],
-            )
+            rows["advantage"] = judged.advantage_N[chosen_U]
+            rows["blocked_by"] = judged.blocked_by_N[chosen_U]
             return rows
 
         self.offer_hashed(gaps.token_hash_N[index_U], rows_of)

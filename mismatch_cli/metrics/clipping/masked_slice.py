@@ -24,7 +24,7 @@ from mismatch_cli.rules.algorithms.masks_and_factors import Mask, Rule
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli.rules.trust_regions import Decision, Threshold
 
 SIGNS = ("positive", "negative")  # of the advantage: the rows of everything split by it
 
@@ -69,58 +69,72 @@ class Needs:
         return tuple(name for needed, name in names if needed)
 
     @property
-    def recorded(self) -> list[str]:
+    def trace_columns(self) -> list[str]:
         """The columns of a trace that hold these."""
-        columns = [name.rsplit("_", 1)[0] for name in self.columns]
-        return columns + ["topk_ids"] * (self.top_k > 0)
+        columns = [_without_shape(name) for name in self.columns]
+        if self.top_k > 0:
+            columns.append("topk_ids")
+        return columns
 
     def first_missing_in(self, batch: TokenBatch) -> str:
         """The first column that a batch lacks, by its name in the trace; empty if it has all."""
-        missing = (
-            name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None
-        )
-        return next(missing, "").rpartition("_")[0]
+        for name in ("logp_trainer_T", *self.columns):
+            if getattr(batch, name) is None:
+                return _without_shape(name)
+        return ""
+
+
+def _without_shape(name: str) -> str:
+    """`advantage` for `advantage_T`: a trace has the columns of a batch without their shapes."""
+    return name.rpartition("_")[0]
 
 
 def apply_masks(
     batch: TokenBatch,
     needs: Needs,
     algorithms: Sequence[Algorithm],
-    found: Mapping[Rule, BatchValues],
+    batch_values: Mapping[Rule, BatchValues],
     trace: int = 0,
 ) -> Iterator[list[MaskedSlice]]:
     """Slices of complete responses: one `MaskedSlice` each, or one per sign without advantages.
 
-    `found` is the result of the first pass over whole batches (`studies.clipping.first_pass`),
-    without which a rule on batches raises a `FirstPassError`; a batch belongs to one trace.
+    `batch_values` is the result of the first pass over whole batches, without which a rule on
+    batches raises a `FirstPassError` (`studies.clipping.collect_first_pass`); a batch belongs to
+    one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
-        batches = batches_of(gaps, trace).settled(found)
+        batches = batches_of(gaps, trace).with_values(batch_values)
         policies = replace(policies_of(gaps, needs), batches=batches)
         if needs.advantages:
             advantages = [_column(gaps, "advantage_T")]
         else:
+            # A mask may decide by the sign of A, so both are tried on every token
             advantages = [np.full(len(gaps.logq_N), sign, dtype=np.float32) for sign in (1, -1)]
         yield [MaskedSlice(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
 
 
-def add_to_first_pass(gathering: FirstPass, batch: TokenBatch, needs: Needs, trace: int) -> None:
+def add_to_first_pass(first_pass: FirstPass, batch: TokenBatch, needs: Needs, trace: int) -> None:
     """Add a batch with advantages and all needed columns to the first pass of rules on batches."""
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = replace(policies_of(gaps, needs), batches=batches_of(gaps, trace))
-        gathering.update(policies, _column(gaps, "advantage_T"))
+        first_pass.update(policies, _column(gaps, "advantage_T"))
 
 
 def batches_of(gaps: TokenGaps, trace: int) -> Batches:
     """The optimiser step and trace of each response."""
-    key = RowKey(*(getattr(gaps.batch, name)[gaps.first : gaps.last] for name in RowKey._fields))
+    responses = slice(gaps.first, gaps.last)
+    key = RowKey(*(getattr(gaps.batch, name)[responses] for name in RowKey._fields))
     return Batches.of_rows(key, gaps.places, trace)
 
 
 def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
-    names = ["response_ids_T", "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK"]
-    names += ["topk_logp_recomputed_TK"] * needs.topk_recomputed
-    topk = TopKLogProbs(*(_column(gaps, name) for name in names)) if needs.top_k else None
+    """The policies of a slice, with the columns that are needed and no others."""
+    topk = None
+    if needs.top_k:
+        names = ["response_ids_T", "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK"]
+        if needs.topk_recomputed:
+            names.append("topk_logp_recomputed_TK")
+        topk = TopKLogProbs(*(_column(gaps, name) for name in names))
     recomputed = _column(gaps, "logp_recomputed_T") if needs.recomputed else None
     entropy = _column(gaps, "entropy_trainer_T") if needs.entropy else None
     average = _column(gaps, "logp_average_T") if needs.average else None
@@ -147,38 +161,42 @@ class MaskedSlice:
         advantage_N: np.ndarray,
         algorithms: Sequence[Algorithm],
     ) -> None:
-        self.gaps, self.policies, self.advantage_N, self.algorithms = (
-            gaps,
-            policies,
-            advantage_N,
-            algorithms,
-        )
+        self.gaps = gaps
+        self.policies = policies
+        self.advantage_N = advantage_N
+        self.algorithms = algorithms
         self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
         self.abs_advantage_N = np.abs(advantage_N)
-        self._decided: dict[Mask, Decision] = {}
+        self._decisions: dict[Mask, Decision] = {}
+        # Many algorithms differ in their weight alone. They block the same tokens, found once.
         distinct = dict.fromkeys(algorithm.masks for algorithm in algorithms)
         blocked = {masks: self._blocked_by(masks) for masks in distinct}
-        # _U of each algorithm
-        self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]
+        self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]  # _U of each one
 
     def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
         if not masks:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(~reduce(and_, [self._decide(mask).keep_T for mask in masks]))
+        keep_N = reduce(and_, [self._decide(mask).keep_T for mask in masks])
+        return np.flatnonzero(~keep_N)
 
     def _decide(self, mask: Mask) -> Decision:
-        if mask not in self._decided:
-            self._decided[mask] = mask.decide(self.policies, self.advantage_N)
-        return self._decided[mask]
+        if mask not in self._decisions:
+            self._decisions[mask] = mask.decide(self.policies, self.advantage_N)
+        return self._decisions[mask]
 
     def statistic(self, region: str, top_k: int) -> np.ndarray:
         """What a mask on trainer/rollout compares with its threshold; for a top-K mask, over
         `top_k` ranks.
         """
-        fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
-        same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
-        alike = (m for m in same if fixed.items() <= m.parameters.items())
-        return self._decide(next(alike, Mask(region, chosen=tuple(fixed.items())))).statistic_T
+        partition: dict[str, Threshold] = {}
+        if region.startswith("top-k"):
+            partition = {"k": top_k, "replace_last": False}
+        # The statistic is the same for all thresholds, so a decision with any of them has it
+        for mask, decision in self._decisions.items():
+            same_pair = mask.region == region and mask.ratio == TRAINER_ROLLOUT
+            if same_pair and partition.items() <= mask.parameters.items():
+                return decision.statistic_T
+        return self._decide(Mask(region, chosen=tuple(partition.items()))).statistic_T
 
     @property
     def num_responses(self) -> int:

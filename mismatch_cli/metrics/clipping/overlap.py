@@ -18,7 +18,8 @@ from mismatch_cli.metrics.histograms import without_each_group
 from mismatch_cli.metrics.retained_rows import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
-_EXAMPLES, PATTERNS = 3, 1024
+PATTERNS = 1024  # that have examples
+_EXAMPLES = 3  # of each
 _MOST_CELLS = 2**22
 _ROW = np.dtype(
     [
@@ -74,8 +75,14 @@ class OverlapCounts:
 
     def pair(self, first: str, second: str) -> PairOverlap:
         i, j = self.names.index(first), self.names.index(second)
-        only = self.only_row[i][j], self.only_row[j][i]
-        return PairOverlap(first, second, self.both[i][j], *only, self.jaccard[i][j])
+        return PairOverlap(
+            first,
+            second,
+            both=self.both[i][j],
+            only_first=self.only_row[i][j],
+            only_second=self.only_row[j][i],
+            jaccard=self.jaccard[i][j],
+        )
 
 
 class Overlap(Accumulator):
@@ -95,26 +102,35 @@ class Overlap(Accumulator):
         if not len(index_U):
             return
         pattern_P, kind_U = distinct_patterns(judged.blocked_by_N[index_U])
-        place_U = judged.group_N[index_U] * len(pattern_P) + kind_U
-        tokens_GP = np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
-        # Counts below 2^53 are exact
+        cell_U = judged.group_N[index_U] * len(pattern_P) + kind_U
+        tokens_GP = np.bincount(cell_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
+        # numpy multiplies matrices of floats many times faster, and counts below 2^53 are exact
         blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)
         for group in np.flatnonzero(tokens_GP.any(axis=1)):
             self.both[group] += ((blocks_AP * tokens_GP[group]) @ blocks_AP.T).astype(np.int64)
+        self._add(self._candidates(judged, index_U, pattern_P, kind_U))
+
+    def _candidates(
+        self, judged: MaskedSlice, index_U: np.ndarray, pattern_P: np.ndarray, kind_U: np.ndarray
+    ) -> np.ndarray:
+        """The tokens of a slice that may become examples: those with the smallest hashes of each
+        pattern.
+        """
         hash_U = judged.gaps.token_hash_N[index_U]
         near = np.flatnonzero(hash_U < self._limits(pattern_P)[kind_U])
         chosen = near[_first_of_each(kind_U[near], hash_U[near])]
         rows = np.zeros(len(chosen), dtype=_ROW)
-        rows["pattern"], rows["hash"] = pattern_P[kind_U[chosen]], hash_U[chosen]
+        rows["pattern"] = pattern_P[kind_U[chosen]]
+        rows["hash"] = hash_U[chosen]
         rows["token"] = token_rows(judged.gaps, index_U[chosen], with_topk=False)
         rows["positive"] = judged.positive_N[index_U[chosen]]
-        self._add(rows)
+        return rows
 
     def _limits(self, pattern_P: np.ndarray) -> np.ndarray:
         """The hash below which a token becomes an example of its pattern."""
-        begin_P, end_P = (
-            np.searchsorted(self.examples["pattern"], pattern_P, side) for side in ("left", "right")
-        )
+        # Examples are in the order of their patterns, and of their hashes within each
+        begin_P = np.searchsorted(self.examples["pattern"], pattern_P, "left")
+        end_P = np.searchsorted(self.examples["pattern"], pattern_P, "right")
         limit_P = np.full(len(pattern_P), np.iinfo(np.uint64).max)
         full_P = end_P - begin_P == _EXAMPLES
         limit_P[full_P] = self.examples["hash"][end_P[full_P] - 1]
@@ -135,15 +151,15 @@ class Overlap(Accumulator):
 
     def result(self, names: list[str], prompts: int) -> OverlapCounts:
         shared = self.both.sum(axis=0)
-        jaccard, without_G = _jaccard(shared), _jaccard(without_each_group(self.both))
-
-        def row(i: int) -> list[Estimate]:
-            pairs = zip(jaccard[i], without_G[:, i].T, strict=True)
-            return [interval(value, value_G, prompts, SHARE) for value, value_G in pairs]
-
+        jaccard_AA = _jaccard(shared)
+        without_GAA = _jaccard(without_each_group(self.both))
+        jaccard = []
+        for i in range(len(names)):
+            pairs = zip(jaccard_AA[i], without_GAA[:, i].T, strict=True)
+            jaccard.append([interval(value, value_G, prompts, SHARE) for value, value_G in pairs])
         return OverlapCounts(
             names=names,
-            jaccard=[row(i) for i in range(len(names))],
+            jaccard=jaccard,
             both=shared.tolist(),
             only_row=(shared.diagonal()[:, None] - shared).tolist(),
             examples=self._examples(names),
@@ -155,9 +171,11 @@ class Overlap(Accumulator):
         """
         shared = self.both.sum(axis=0)
         count = shared.diagonal()
+        alike_AA = (shared == count) & (shared == count[:, None])
+        # Each one goes to the first algorithm that is like it, at the latest to itself
         groups: dict[int, list[str]] = {}
-        for name, same in zip(names, (shared == count) & (shared == count[:, None]), strict=True):
-            groups.setdefault(int(same.argmax()), []).append(name)
+        for name, alike_A in zip(names, alike_AA, strict=True):
+            groups.setdefault(int(alike_A.argmax()), []).append(name)
         return list(groups.values())
 
     def _examples(self, names: list[str]) -> list[DisputedToken]:
@@ -166,14 +184,14 @@ class Overlap(Accumulator):
         """
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
         blocks = dict(zip(names, _bits(rows["pattern"], len(names)), strict=True))
-        return [
-            _disputed(only, other, row)
-            for only, other in product(names, names)
-            for row in rows[blocks[only] & ~blocks[other]][:_EXAMPLES]
-        ]
+        examples = []
+        for only, other in product(names, names):
+            disputed = rows[blocks[only] & ~blocks[other]]
+            examples += [_disputed_token(only, other, row) for row in disputed[:_EXAMPLES]]
+        return examples
 
 
-def _disputed(only: str, other: str, row: np.ndarray) -> DisputedToken:
+def _disputed_token(only: str, other: str, row: np.ndarray) -> DisputedToken:
     token = row["token"]
     return DisputedToken(
         only,
@@ -194,17 +212,19 @@ def distinct_patterns(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`np.unique` with the inverse, sixteen bits at a time without sorting, as there are few
     patterns.
     """
-    kind_U, kinds = np.zeros(len(pattern_U), dtype=np.int64), 1
+    kind_U = np.zeros(len(pattern_U), dtype=np.int64)
+    kinds = 1
+    # From the upper bits down: kinds of the bits so far × kinds of the next sixteen, renumbered
     for shift in (48, 32, 16, 0):
-        part_U = (pattern_U >> np.uint64(shift)).astype(np.uint16)
-        if part_U.any():
-            found, part_U = _numbered(part_U, 2**16)
-            if kinds * len(found) > _MOST_CELLS:
+        bits_U = (pattern_U >> np.uint64(shift)).astype(np.uint16)
+        if bits_U.any():
+            distinct, bits_kind_U = _numbered(bits_U, 2**16)
+            if kinds * len(distinct) > _MOST_CELLS:
                 return np.unique(pattern_U, return_inverse=True)
-            kind_U *= len(found)
-            kind_U += part_U
-            found, kind_U = _numbered(kind_U, kinds * len(found))
-            kinds = len(found)
+            kind_U *= len(distinct)
+            kind_U += bits_kind_U
+            distinct, kind_U = _numbered(kind_U, kinds * len(distinct))
+            kinds = len(distinct)
     pattern_P = np.zeros(kinds, dtype=np.uint64)
     pattern_P[kind_U] = pattern_U
     return pattern_P, kind_U
@@ -214,9 +234,9 @@ def _numbered(values_U: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct values among 0 … end − 1 in ascending order, and each value's index among
     them.
     """
-    seen = np.zeros(end, dtype=bool)
-    seen[values_U] = True
-    return np.flatnonzero(seen), (np.cumsum(seen) - 1).take(values_U)
+    occurs = np.zeros(end, dtype=bool)
+    occurs[values_U] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1).take(values_U)
 
 
 def _bits(pattern_P: np.ndarray, algorithms: int) -> np.ndarray:
@@ -227,14 +247,13 @@ def _bits(pattern_P: np.ndarray, algorithms: int) -> np.ndarray:
 def _first_of_each(pattern_U: np.ndarray, hash_U: np.ndarray) -> np.ndarray:
     """The indices with the three smallest hashes of each pattern."""
     order = np.lexsort([hash_U, pattern_U])
+    if not len(order):
+        return order
     sorted_U = pattern_U[order]
-    new_U = (
-        np.concatenate([[True], sorted_U[1:] != sorted_U[:-1]])
-        if len(order)
-        else np.zeros(0, dtype=bool)
-    )
-    start_U = np.maximum.accumulate(np.where(new_U, np.arange(len(order)), 0))
-    return order[np.arange(len(order)) - start_U < _EXAMPLES]
+    is_first_U = np.concatenate([[True], sorted_U[1:] != sorted_U[:-1]])
+    index_U = np.arange(len(order))
+    first_U = np.maximum.accumulate(np.where(is_first_U, index_U, 0))
+    return order[index_U - first_U < _EXAMPLES]
 
 
 def _jaccard(shared_xAA: np.ndarray) -> np.ndarray:

@@ -60,7 +60,7 @@ class CapRow:
 
     @property
     def blocked(self) -> Estimate:
-        """The tokens that it holds back."""
+        """The share of tokens that the cap holds back."""
         return self.share
 
 
@@ -95,21 +95,23 @@ class Sweeps(Accumulator):
         judged.add_by_group(self.total[1], judged.update_N)
         for name, sums in self.sums.items():
             index_U, outward_U = _outward(judged, name, self.top_k)
-            place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
-            for sums_GB, weight_N in zip(
-                sums, (None, judged.update_N, judged.abs_advantage_N), strict=False
-            ):
-                weight_U = (
-                    1.0 if weight_N is None else weight_N[index_U].astype(np.float64, copy=False)
-                )
-                np.add.at(sums_GB.reshape(-1), place_U, weight_U)
+            cell_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
+            flat = sums.reshape(len(sums), -1)  # a view, with one cell for each group and bin
+            np.add.at(flat[0], cell_U, 1.0)
+            np.add.at(flat[1], cell_U, judged.update_N[index_U])
+            if name == "cap":
+                np.add.at(flat[2], cell_U, judged.abs_advantage_N[index_U].astype(np.float64))
 
     def result(self, prompts: int) -> SweepTables:
-        families = [name for name in self.sums if name in FAMILIES]
         return SweepTables(
-            families={name: self._thresholds(name, prompts) for name in families},
+            families={name: self._thresholds(name, prompts) for name in self.families},
             cap=self._caps(prompts),
         )
+
+    @property
+    def families(self) -> list[str]:
+        """The families that the trace allows, by name."""
+        return [name for name in self.sums if name in FAMILIES]
 
     def _thresholds(self, name: str, prompts: int) -> list[ThresholdRow]:
         counts, updates = _from_bin_up(self.sums[name])
@@ -128,13 +130,15 @@ class Sweeps(Accumulator):
         """The edge of every eighth bin between these ends with both shares, up to the first one
         with nothing left above it.
         """
-        edges, (tokens_G, update_G) = BINS.edges[0], self.total
-        left_B = np.flatnonzero(counts.any(axis=0))
-        last = int(left_B[-1]) if len(left_B) else 0
+        tokens_G, update_G = self.total
+        occupied_B = np.flatnonzero(counts.any(axis=0))
+        last = int(occupied_B[-1]) if len(occupied_B) else 0
         for b in range(1, min(last + 2 * _EVERY, BINS.count), _EVERY):
-            if ends[0] <= edges[b] <= ends[1]:
-                share = grouped_share(counts[:, b], tokens_G, prompts)
-                yield float(edges[b]), share, grouped_share(updates[:, b], update_G, prompts)
+            edge = float(BINS.edges[0][b])
+            if ends[0] <= edge <= ends[1]:
+                blocked = grouped_share(counts[:, b], tokens_G, prompts)
+                lost = grouped_share(updates[:, b], update_G, prompts)
+                yield edge, blocked, lost
 
     def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
         """The threshold of a family that blocks as many tokens as given, by group of prompts.
@@ -152,17 +156,21 @@ class Sweeps(Accumulator):
         def difference(b: int) -> Estimate:
             return grouped_ratio(more_GB[:, b], self.total[0], prompts, SIGNED)
 
-        middle = int(BINS.edges[0].searchsorted(value))
+        # The nearest edges below and above at which the interval of the difference excludes 0.
+        # Bisection finds them, since an interval at every edge would take long.
+        edge_B = BINS.edges[0]
+        middle = int(edge_B.searchsorted(value))
         below = bisect_left(range(middle), True, key=lambda b: not above_0(difference(b).low)) - 1
         above = bisect_left(
             range(BINS.count), True, middle, key=lambda b: above_0(difference(b).high, -1)
         )
         if below < 1 or above >= BINS.count - 1:
             return point_estimate(value, FEW_AT_EDGE)
-        return Estimate(value, float(BINS.edges[0][below]), float(BINS.edges[0][above]))
+        return Estimate(value, float(edge_B[below]), float(edge_B[above]))
 
 
 def above_0(limit: float | None, sign: int = 1) -> bool:
+    """Whether an end of an interval, times `sign`, is above 0; without an interval it is not."""
     return limit is not None and sign * limit > 0
 
 
@@ -172,17 +180,20 @@ def _outward(judged: MaskedSlice, name: str, top_k: int) -> tuple[np.ndarray, np
     A mask blocks values *above* its threshold, but a bin holds values at or above its edge.
     """
     if name == "cap":
-        outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
+        outward_N = np.where(judged.judged_N, judged.ratio_N, 0)
+        lowest = np.float32(1)
     else:
+        statistic_N = judged.statistic(FAMILIES[name], top_k)
         # An infinite divergence times A = 0 is NaN, which is above nothing
         with np.errstate(invalid="ignore"):
-            outward_N = judged.statistic(FAMILIES[name], top_k) * np.sign(judged.advantage_N)
+            outward_N = statistic_N * np.sign(judged.advantage_N)
         lowest = np.float32(BINS.edges[0][1])
     index_U = np.flatnonzero(outward_N > lowest)
     return index_U, np.nextafter(outward_N[index_U].astype(np.float32), np.float32(0))
 
 
 def _from_bin_up(values_xB: np.ndarray) -> np.ndarray:
+    """Σ from each bin to the last one."""
     return values_xB[..., ::-1].cumsum(axis=-1)[..., ::-1]
 
 
@@ -193,7 +204,7 @@ def _threshold(counts_B: np.ndarray, blocked: float) -> float:
     above_B = _from_bin_up(counts_B)
     if not 0 < blocked <= above_B[1]:
         return float("nan")
-    bin_ = int(np.flatnonzero(above_B >= blocked)[-1])
-    low, high = BINS.edges[0][bin_], BINS.edges[1][bin_]
-    part = (above_B[bin_] - blocked) / counts_B[bin_]
-    return float(low + part * (high - low))
+    b = int(np.flatnonzero(above_B >= blocked)[-1])
+    low, high = BINS.edges[0][b], BINS.edges[1][b]
+    share_below = (above_B[b] - blocked) / counts_B[b]
+    return float(low + share_below * (high - low))

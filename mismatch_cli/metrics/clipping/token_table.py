@@ -64,21 +64,22 @@ class TokenTable(Accumulator):
         if ids_N is None:
             return
         self._make_room(int(ids_N.max(initial=-1)) + 1)
-        place_N = ids_N + judged.negative_N * np.int32(self.judged.shape[1])
-        count_into(self.judged, place_N if judged.judged_N.all() else place_N[judged.judged_N])
+        cell_N = ids_N + judged.negative_N * np.int32(self.judged.shape[1])
+        if not judged.judged_N.all():
+            cell_N = cell_N[judged.judged_N]
+        count_into(self.judged, cell_N)
         for table, index_U in zip(self.blocked, judged.blocked, strict=True):
             if len(index_U):
                 key_U = (judged.sign(index_U) << _SIGN_BIT) + ids_N[index_U]
-                values = (
-                    np.ones(len(index_U)),
-                    judged.gaps.q_N[index_U],
-                    np.exp(judged.gaps.logp_N[index_U]),
-                )
-                table.add(key_U, np.stack([*values, judged.ratio_N[index_U]]))
+                ones_U = np.ones(len(index_U))
+                mu_U = judged.gaps.q_N[index_U]
+                pi_U = np.exp(judged.gaps.logp_N[index_U])
+                table.add(key_U, np.stack([ones_U, mu_U, pi_U, judged.ratio_N[index_U]]))
 
     def _make_room(self, ids: int) -> None:
-        if ids > self.judged.shape[1]:
-            self.judged = np.pad(self.judged, ((0, 0), (0, ids - self.judged.shape[1])))
+        more = ids - self.judged.shape[1]
+        if more > 0:
+            self.judged = np.pad(self.judged, ((0, 0), (0, more)))
 
     def merge(self, other: TokenTable) -> None:
         self._make_room(other.judged.shape[1])
@@ -90,32 +91,36 @@ class TokenTable(Accumulator):
         """The `count` ids that the algorithm blocks most often for one sign; ties in order of
         id.
         """
-        key, sums_4 = self.blocked[algorithm].totals()
-        chosen = key >> _SIGN_BIT == sign
-        ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
-        overall = float(sums_4[0].sum() / max(self.judged[sign].sum(), 1))
-        # One of many ids: the 5 % are shared by all that could have come out by chance
-        least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
-        most = np.lexsort([ids, -sums_4[0]])[:count]
-        rows = (_row(int(ids[i]), int(self.judged[sign, ids[i]]), sums_4[:, i]) for i in most)
-        return [replace(row, lift=_lift(row.rate, overall, row.tokens, least)) for row in rows]
+        key_U, sums_4U = self.blocked[algorithm].totals()
+        of_sign = key_U >> _SIGN_BIT == sign
+        ids_U = key_U[of_sign] - (sign << _SIGN_BIT)
+        sums_4U = sums_4U[:, of_sign]
+        tokens_U = self.judged[sign, ids_U]
+        overall = float(sums_4U[0].sum() / max(self.judged[sign].sum(), 1))
+        # Any id could come out by chance, so all that occur share the 5 % (Bonferroni)
+        chance = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
+        rows = []
+        for i in np.lexsort([ids_U, -sums_4U[0]])[:count]:
+            row = _blocked_token(int(ids_U[i]), int(tokens_U[i]), sums_4U[:, i])
+            if _chance_of(row.rate, overall, row.tokens) < chance:
+                row = replace(row, lift=row.rate / overall)
+            rows.append(row)
+        return rows
 
 
-def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> BlockedToken:
+def _blocked_token(token_id: int, tokens: int, sums_4: np.ndarray) -> BlockedToken:
     """How often one id is blocked, and its means over these occurrences; not yet its lift."""
-    blocked, *sums = map(float, sums_4)
-    mu, pi, ratio = (total / blocked for total in sums)
-    rate = blocked / tokens
+    blocked, mu, pi, ratio = map(float, sums_4)
     return BlockedToken(
-        token_id, int(blocked), tokens, rate, mu, pi, finite_or_none(ratio), lift=None
+        token_id,
+        blocked=int(blocked),
+        tokens=tokens,
+        rate=blocked / tokens,
+        mu=mu / blocked,
+        pi=pi / blocked,
+        ratio=finite_or_none(ratio / blocked),
+        lift=None,
     )
-
-
-def _lift(rate: float, overall: float, tokens: int, least: float) -> float | None:
-    """How many times the overall rate a rate is; None where its probability by chance is not below
-    `least`.
-    """
-    return rate / overall if _chance_of(rate, overall, tokens) < least else None
 
 
 def _chance_of(rate: float, overall: float, tokens: int) -> float:
@@ -158,11 +163,15 @@ class _SparseSums(Accumulator):
     def totals(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys in ascending order, and their sums."""
         if self._waiting:
-            parts = zip((self._key, self._sums_4), *self._waiting, strict=True)
-            key, sums_4 = (np.concatenate(column, axis=-1) for column in parts)
-            self._key, place = np.unique(key, return_inverse=True)
+            keys, values = zip((self._key, self._sums_4), *self._waiting, strict=True)
+            self._key, index_U = np.unique(np.concatenate(keys), return_inverse=True)
+            values_4U = np.concatenate(values, axis=-1)
             self._sums_4 = np.stack(
-                [np.bincount(place, weights=row, minlength=len(self._key)) for row in sums_4]
+                [
+                    np.bincount(index_U, weights=value_U, minlength=len(self._key))
+                    for value_U in values_4U
+                ]
             )
-            self._waiting, self.size = [], 0
+            self._waiting = []
+            self.size = 0
         return self._key, self._sums_4

@@ -8,7 +8,7 @@ tile and float64 in the per-token sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -114,25 +114,22 @@ def score_hidden(
     vocabulary.
     """
     hidden_TH = hidden_TH.to(head.weight_VH)
-    tile = tile or (_CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE)
-    ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1).to(
-        hidden_TH.device, torch.int64
-    )
-    rollout, rows = rollout or RolloutRows(), tile[0]
-    parts = [
-        _score_rows(
-            rows_TH,
-            head,
-            rows_TQ,
-            sampling,
-            tile[1],
-            rollout.at(range(block * rows, (block + 1) * rows)),
-        )
-        for block, (rows_TH, rows_TQ) in enumerate(
-            zip(hidden_TH.split(rows), ids_TQ.split(rows), strict=True)
-        )
-    ]
-    return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    if tile is None:
+        tile = _CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE
+    rows, width = tile
+    rollout = rollout or RolloutRows()
+    ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1)
+    ids_TQ = ids_TQ.to(hidden_TH.device, torch.int64)
+    parts = []
+    blocks = zip(hidden_TH.split(rows), ids_TQ.split(rows), strict=True)
+    for block, (rows_TH, rows_TQ) in enumerate(blocks):
+        own_rollout = rollout.at(range(block * rows, (block + 1) * rows))
+        parts.append(_score_rows(rows_TH, head, rows_TQ, sampling, width, own_rollout))
+    return _concatenate(parts)
+
+
+def _concatenate(parts: Sequence[HeadScores]) -> HeadScores:
+    return HeadScores(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _score_rows(
@@ -189,17 +186,15 @@ def tiles_of(
     next tile overwrites.
     """
     size = len(hidden_TH) * min(width, head.vocabulary)
-    product, scratch = hidden_TH.new_empty(size), hidden_TH.new_empty(size, dtype=torch.float32)
+    product = hidden_TH.new_empty(size)
+    scratch = hidden_TH.new_empty(size, dtype=torch.float32)
     z = product if product.dtype == torch.float32 else torch.empty_like(scratch)
     for start in range(0, head.vocabulary, width):
-        part = head.rows(slice(start, start + width))
-        shape = len(hidden_TH), part.vocabulary
-        logits_TN = part.logits(hidden_TH, out=_view(product, shape))
-        yield (
-            start,
-            sampler_logits(logits_TN, sampling, out=_view(z, shape)),
-            _view(scratch, shape),
-        )
+        columns = head.rows(slice(start, start + width))
+        shape = len(hidden_TH), columns.vocabulary
+        logits_TN = columns.logits(hidden_TH, out=_view(product, shape))
+        z_TN = sampler_logits(logits_TN, sampling, out=_view(z, shape))
+        yield start, z_TN, _view(scratch, shape)
 
 
 def _scores(running: RunningRows, full: FullDivergence) -> HeadScores:
@@ -212,38 +207,38 @@ def _view(buffer: Tensor, shape: tuple[int, int]) -> Tensor:
 
 def sampler_logits(logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None) -> Tensor:
     """The logits in float32, divided by the temperature, in place or in `out`."""
-    z = (
-        logits
-        if logits.dtype == torch.float32
-        else logits.float()
-        if out is None
-        else out.copy_(logits)
-    )
+    z = logits
+    if logits.dtype != torch.float32:
+        z = logits.float() if out is None else out.copy_(logits)
     return z if sampling.temperature == 1 else z.div_(sampling.temperature)
 
 
 def score_full_rows(
     hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, rollout: RolloutRows
 ) -> HeadScores:
-    parts, first = [], 0
+    """Score rows through all their logits, as truncation and few rows require."""
+    parts = []
+    first = 0
     for rows_TH, rows_TQ in zip(hidden_TH.split(_FULL_ROWS), ids_TQ.split(_FULL_ROWS), strict=True):
         logits_TV = head.logits(rows_TH)
         for some_TV, some_TQ in zip(
             logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True
         ):
             z_TV = sampling.process(some_TV)
-            known = rollout.at(range(first, first + len(z_TV)))
+            own_rollout = rollout.at(range(first, first + len(z_TV)))
             running = RunningRows(some_TQ, z_TV.gather(1, some_TQ[:, :1])[:, 0])
-            running.update(z_TV.clone() if known else z_TV, torch.empty_like(z_TV), 0)
-            full = FullDivergence(known, running.log_sum_exp_T)
-            if known:
+            # `update` overwrites the logits, which the divergences need afterwards.
+            running.update(z_TV.clone() if own_rollout else z_TV, torch.empty_like(z_TV), 0)
+            full = FullDivergence(own_rollout, running.log_sum_exp_T)
+            if own_rollout:
                 full.update(z_TV, 0)
             parts.append(_scores(running, full))
             first += len(z_TV)
-    return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return _concatenate(parts)
 
 
-_NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
+# A logit of -inf: its probability is 0, and unlike with -inf their product is 0 as well
+_NEVER = -1e30
 
 
 class RunningRows:
@@ -273,7 +268,8 @@ class RunningRows:
     @property
     def log_sum_exp_T(self) -> Tensor:
         """log Σ exp z over all columns so far, including the target's."""
-        z_T, max_T = self.target_T.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
+        z_T = self.target_T.to(self._sum_T.dtype)
+        max_T = self._max_T1[:, 0].to(self._sum_T.dtype)
         return torch.logaddexp(z_T, max_T + self._sum_T.log())
 
     def update(self, z_TN: Tensor, scratch_TN: Tensor, start: int) -> None:
@@ -299,9 +295,9 @@ class RunningRows:
         local_TQ = local_TQ.clamp(0, width - 1)
         # Gathered from the tile: in bfloat16, a separate dot product rounds differently.
         # The log-prob would be that of a different logit, by up to 0.25 nats.
-        found_TQ = z_TN.gather(1, local_TQ)
-        self._z_TQ = torch.where(inside_TQ, found_TQ, self._z_TQ)
-        z_TN.scatter_(1, local_TQ[:, :1], torch.where(inside_TQ[:, :1], _NEVER, found_TQ[:, :1]))
+        logit_TQ = z_TN.gather(1, local_TQ)
+        self._z_TQ = torch.where(inside_TQ, logit_TQ, self._z_TQ)
+        z_TN.scatter_(1, local_TQ[:, :1], torch.where(inside_TQ[:, :1], _NEVER, logit_TQ[:, :1]))
 
     def _rescale(self, tile_max_T1: Tensor) -> None:
         max_T1 = torch.maximum(self._max_T1, tile_max_T1)
@@ -313,22 +309,22 @@ class RunningRows:
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log π of the targets, entropy, rank, and log π at the query ids."""
-        z_TQ, max_T = self._z_TQ.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
-        logp_T = logsigmoid(z_TQ[:, 0] - max_T - self._sum_T.log())
-        top_T = torch.maximum(max_T, z_TQ[:, 0])
-        others_T, target_T = (max_T - top_T).exp(), (z_TQ[:, 0] - top_T).exp()
+        z_TQ = self._z_TQ.to(self._sum_T.dtype)
+        z_T = z_TQ[:, 0]
+        max_T = self._max_T1[:, 0].to(self._sum_T.dtype)
+        logp_T = logsigmoid(z_T - max_T - self._sum_T.log())
+        # The other numbers need the target in the sums again, relative to the largest logit of all.
+        top_T = torch.maximum(max_T, z_T)
+        others_T = (max_T - top_T).exp()
+        target_T = (z_T - top_T).exp()
         sum_T = others_T * self._sum_T + target_T
         weighted_T = others_T * (self._weighted_T + (max_T - top_T) * self._sum_T)
-        weighted_T += target_T * (z_TQ[:, 0] - top_T).clamp(min=_NEVER)
+        weighted_T += target_T * (z_T - top_T).clamp(min=_NEVER)
+        entropy_T = sum_T.log() - weighted_T / sum_T
         logp_TQ = z_TQ - top_T[:, None] - sum_T.log()[:, None]
         logp_TQ = torch.where(self._ids_TQ == self._ids_TQ[:, :1], logp_T[:, None], logp_TQ)
-        entropy_T = sum_T.log() - weighted_T / sum_T
-        return (
-            logp_T.float(),
-            entropy_T.float(),
-            (self._greater_T + 1).int(),
-            logp_TQ[:, 1:].float(),
-        )
+        rank_T = self._greater_T + 1
+        return logp_T.float(), entropy_T.float(), rank_T.int(), logp_TQ[:, 1:].float()
 
 
 _ROWS = 64  # tokens of a tile at a time: the divergences need a dozen copies in float64
@@ -349,15 +345,16 @@ class RolloutRows:
 
     def at(self, tokens: Iterable[int]) -> RolloutRows:
         """The rows of these tokens, renumbered from 0."""
-        return RolloutRows(
-            {new: self._rows[old] for new, old in enumerate(tokens) if old in self._rows}
-        )
+        rows = {}
+        for new, old in enumerate(tokens):
+            if old in self._rows:
+                rows[new] = self._rows[old]
+        return RolloutRows(rows)
 
     def tile(self, tokens: list[int], start: int, width: int) -> Tensor:
         """log μ `[U, width]` of the columns from `start`; −inf beyond the engine's vocabulary."""
-        tile_UN = torch.from_numpy(
-            np.stack([self._rows[token][start : start + width] for token in tokens])
-        )
+        columns = slice(start, start + width)
+        tile_UN = torch.from_numpy(np.stack([self._rows[token][columns] for token in tokens]))
         return pad(tile_UN, (0, width - tile_UN.shape[1]), value=-torch.inf)
 
 
@@ -365,7 +362,8 @@ class FullDivergence:
     """Running TV and KL(μ‖π), in nats, of T tokens; NaN where the full μ is unknown."""
 
     def __init__(self, rollout: RolloutRows, log_sum_exp_T: Tensor) -> None:
-        self._rollout, self._log_sum_exp_T = rollout, log_sum_exp_T
+        self._rollout = rollout
+        self._log_sum_exp_T = log_sum_exp_T
         self.tv_T = torch.full_like(log_sum_exp_T, torch.nan)
         self.kl_T = self.tv_T.clone()
         for sums_T in (self.tv_T, self.kl_T):
@@ -374,7 +372,8 @@ class FullDivergence:
     def update(self, z_TN: Tensor, start: int) -> None:
         """Add the columns `start … start + N` of the sampler's logits: log π is z − log Σ exp z."""
         tokens = self._rollout.tokens
-        for rows in (tokens[i : i + _ROWS] for i in range(0, len(tokens), _ROWS)):
+        for first in range(0, len(tokens), _ROWS):
+            rows = tokens[first : first + _ROWS]
             logp_UN = z_TN[rows].to(self.tv_T.dtype) - self._log_sum_exp_T[rows, None]
             mu_UN = self._rollout.tile(rows, start, z_TN.shape[1]).to(logp_UN)
             self.tv_T[rows] += full_tv(mu_UN, logp_UN)

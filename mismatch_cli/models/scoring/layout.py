@@ -5,7 +5,7 @@ into one row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -49,13 +49,18 @@ def other_shape(batches: Sequence[Sequence[int]]) -> list[list[int]]:
 
     The last of an odd number of single responses is paired with itself.
     """
-    batched = [i for batch in batches if len(batch) > 1 for i in batch]
-    single = [batch[0] for batch in batches if len(batch) == 1]
-    pairs = [
-        [*single[i : i + 2]] if i + 1 < len(single) else [single[i]] * 2
-        for i in range(0, len(single), 2)
-    ]
-    return [[i] for i in batched] + pairs
+    alone = []
+    single: list[int] = []
+    for batch in batches:
+        if len(batch) > 1:
+            alone += [[i] for i in batch]
+        else:
+            single += batch
+    pairs = []
+    for first in range(0, len(single), 2):
+        pair = single[first : first + 2]
+        pairs.append(pair if len(pair) == 2 else pair * 2)
+    return alone + pairs
 
 
 def pad_right(
@@ -77,7 +82,7 @@ def pack(
     """Token ids and positions, both `[1, tokens]`: where positions restart, attention starts a
     new sequence.
     """
-    ids_1L = torch.tensor([[token for request in requests for token in _fed(request)]])
+    ids_1L = torch.tensor([list(chain.from_iterable(map(_fed, requests)))])
     positions_1L = torch.cat([torch.arange(request.num_fed) for request in requests])[None]
     return ids_1L.to(device), positions_1L.to(device)
 
@@ -87,17 +92,15 @@ def fed_rows(requests: Sequence[ScoreRequest], packed: bool) -> tuple[list[slice
     padding included.
     """
     fed = [request.num_fed for request in requests]
-    starts = (
-        list(accumulate(fed, initial=0))
-        if packed
-        else [row * max(fed) for row in range(len(fed) + 1)]
-    )
-    return [slice(start, start + count) for start, count in zip(starts, fed, strict=False)], starts[
-        -1
-    ]
+    starts = [row * max(fed) for row in range(len(fed) + 1)]
+    if packed:
+        starts = list(accumulate(fed, initial=0))
+    spans = [slice(start, start + count) for start, count in zip(starts, fed, strict=False)]
+    return spans, starts[-1]
 
 
 def _fed(request: ScoreRequest) -> list[int]:
+    """The tokens that the model reads: nothing is predicted from the last."""
     return (request.prompt_ids + request.response_ids)[:-1]
 
 
@@ -114,21 +117,28 @@ def can_pack(model: Any) -> bool:
 
 def keeps_apart(model: Any) -> bool:
     """Whether packed sequences have the same hidden states as each alone."""
-    embeddings = model.get_input_embeddings().weight
-    device = embeddings.device if embeddings.device.type != "meta" else model.device
-    ids_T = (torch.arange(sum(_LENGTHS)) * 7919 % embeddings.shape[0]).to(device)
+    device = input_device(model)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids_T = (torch.arange(sum(_LENGTHS)) * 7919 % vocabulary).to(device)
     positions_T = torch.cat([torch.arange(length) for length in _LENGTHS]).to(device)
     with without_gradients(model):
         try:
-            packed_TH = _hidden(
-                model, {"input_ids": ids_T[None], "position_ids": positions_T[None]}
-            )
+            inputs = {"input_ids": ids_T[None], "position_ids": positions_T[None]}
+            packed_TH = hidden_states(model, inputs)
         except TypeError:  # it takes no positions
             return False
-        rows = [_hidden(model, {"input_ids": ids_L[None]}) for ids_L in ids_T.split(_LENGTHS)]
-    difference = (packed_TH - torch.cat(rows)).float().norm() / packed_TH.float().norm()
+        rows = ids_T.split(_LENGTHS)
+        alone_TH = torch.cat([hidden_states(model, {"input_ids": row_L[None]}) for row_L in rows])
+    difference = (packed_TH - alone_TH).float().norm() / packed_TH.float().norm()
     return bool(difference < _SAME)  # False for NaN
 
 
-def _hidden(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def input_device(model: Any) -> torch.device:
+    """Where token ids belong, also if the layers are on several devices."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return model.device if device.type == "meta" else device
+
+
+def hidden_states(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The last hidden states `[L, H]` of the first row of these inputs."""
     return pass_through(model, inputs, lambda hidden_BLH, *_: hidden_BLH[0])

@@ -27,7 +27,8 @@ _CPU_TILE, _GPU_TILE = 256, 2048
 CPU_LOGITS, LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
 SLICE = 8192  # vocabulary entries per backward product
 _MOVED = 16  # rows to move at a time
-_NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
+# A logit of -inf: its probability is 0, and unlike with -inf their product is 0 as well
+_NEVER = -1e30
 
 CoefficientOf = Callable[[slice, Tensor], Tensor]
 
@@ -38,6 +39,9 @@ class LogpPass(NamedTuple):
     logp_N: Tensor
     entropy_N: Tensor
     logp_at_ids_NK: Tensor  # at the requested ids
+
+    def of_tile(self, tile: slice) -> "LogpPass":
+        return LogpPass(*(column_N[tile] for column_N in self))
 
 
 class PolicyGradient(NamedTuple):
@@ -56,13 +60,13 @@ def policy_gradient_loss(
     coefficient_of: CoefficientOf,
     sampling: SamplingSettings,
     row_tile: int | None = None,
-    known: LogpPass | None = None,
+    first_pass: LogpPass | None = None,
 ) -> PolicyGradient:
     """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
 
-    `coefficient_of(rows, logp)` is called once per row tile, in order and without grad mode, as
-    soon as log π of the tokens `rows` is known; a rule on whole responses runs `logp_pass` first
-    and passes its result as `known`: then log π and entropy are not computed again. Logits are
+    `coefficient_of(tile, logp)` is called once per row tile, in order and without grad mode, as
+    soon as log π of the tokens `tile` is known. A rule on whole responses runs `logp_pass` first
+    and passes its result as `first_pass`: then log π and entropy are not computed again. Logits are
     computed as in `score_hidden`, so log π and entropy equal its own up to the rounding of a logit,
     which depends on the shape of the product. Tokens with coefficient 0 enter no backward product,
     whatever their logits.
@@ -77,17 +81,20 @@ def policy_gradient_loss(
         )
     hidden_NH = hidden_NH.to(head.weight_VH)
     token_ids_N = token_ids_N.to(hidden_NH.device, torch.int64)
-    row_tile = row_tile or (_CPU_TILE if hidden_NH.device.type == "cpu" else _GPU_TILE)
-    job = _Job(
+    if row_tile is None:
+        row_tile = _CPU_TILE if hidden_NH.device.type == "cpu" else _GPU_TILE
+    arguments = _Arguments(
         head,
         token_ids_N,
         coefficient_of,
         sampling.temperature,
         row_tile,
         torch.is_grad_enabled(),
-        known,
+        first_pass,
     )
-    return PolicyGradient(*_FormedInForward.apply(hidden_NH, head.weight_VH, head.bias_V, job))
+    return PolicyGradient(
+        *_GradientInForward.apply(hidden_NH, head.weight_VH, head.bias_V, arguments)
+    )
 
 
 def logp_pass(
@@ -105,54 +112,57 @@ def logp_pass(
     if query_ids_NK is None:
         query_ids_NK = token_ids_N.new_empty(len(token_ids_N), 0)
     scores = score_hidden(hidden_NH.detach(), head, token_ids_N, query_ids_NK, sampling)
-    seen = (scores.logp_T, scores.entropy_T, scores.logp_at_ids_TK)
-    return LogpPass(
-        *(column.clone() for column in seen)
-    )  # autograd does not accept inference tensors
+    # Autograd does not accept tensors of inference mode, so these are copies.
+    return LogpPass(scores.logp_T.clone(), scores.entropy_T.clone(), scores.logp_at_ids_TK.clone())
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Arguments:
+    """The arguments of the loss that autograd need not see."""
+
     head: Head
     token_ids_N: Tensor
     coefficient_of: CoefficientOf
     temperature: float
     row_tile: int
     grad_enabled: bool  # the caller's: inside an autograd function it is always off
-    known: LogpPass | None
+    first_pass: LogpPass | None
 
 
-class _FormedInForward(torch.autograd.Function):
+class _GradientInForward(torch.autograd.Function):
     """Autograd functions take and return single tensors; weight and bias are arguments for
     autograd's sake.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, job: _Job
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, arguments: _Arguments
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = [job.grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        sums: list[Tensor | None] = []
         inputs = (hidden_NH, weight_VH, bias_V)
-        # Sums are float32, except for a float64 head.
-        sums = [
-            _zeros(x) if need and x is not None else None
-            for need, x in zip(wanted, inputs, strict=True)
-        ]
+        for tensor, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True):
+            if tensor is None or not (arguments.grad_enabled and needed):
+                sums.append(None)
+            else:
+                sums.append(_zeros(tensor))
         gradients = WantedGradients(*sums)
-        result = _form(hidden_NH, job, gradients)
-        ctx.formed, ctx.dtype = gradients, weight_VH.dtype
+        result = _loss_and_gradients(hidden_NH, arguments, gradients)
+        ctx.gradients = gradients
+        ctx.dtype = weight_VH.dtype
         ctx.mark_non_differentiable(result.logp_N, result.entropy_N)
         return result.loss, result.logp_N, result.entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.formed is None:
+        gradients = ctx.gradients
+        if gradients is None:
             raise RuntimeError(
                 "This policy-gradient loss has already been differentiated: backward works once."
             )
-        formed, ctx.formed = ctx.formed, None  # given away, so that .grad can take the memory
-        scaled = [None if x is None else x.mul_(grad_loss).to(ctx.dtype) for x in formed]
+        # The sums are given away: without another reference, `.grad` takes their memory.
+        ctx.gradients = None
+        scaled = [None if x is None else x.mul_(grad_loss).to(ctx.dtype) for x in gradients]
         return (*scaled, None)
 
 
@@ -165,6 +175,7 @@ class WantedGradients(NamedTuple):
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are float32, except for a float64 head."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -172,39 +183,31 @@ def _zeros(like: Tensor) -> Tensor:
     return torch.zeros(like.shape, dtype=_sum_dtype(like.dtype), device=like.device)
 
 
-def _form(hidden_NH: Tensor, job: _Job, gradients: WantedGradients) -> PolicyGradient:
+def _loss_and_gradients(
+    hidden_NH: Tensor, arguments: _Arguments, gradients: WantedGradients
+) -> PolicyGradient:
     """Loss, log π and entropy; adds each tile's share to the gradients."""
-    head, count = job.head, len(hidden_NH)
-    logp_N, entropy_N = (_zeros(hidden_NH[:, 0]) for _ in range(2))
+    count = len(hidden_NH)
+    logp_N = _zeros(hidden_NH[:, 0])
+    entropy_N = torch.zeros_like(logp_N)
     loss = logp_N.new_zeros(())
-    tiles = GradientTiles(
-        head, job.temperature, hidden_NH.new_empty(min(job.row_tile, count), head.vocabulary)
-    )
-    for start in range(0, count, job.row_tile):
-        rows = slice(start, min(start + job.row_tile, count))
-        known = None if job.known is None else LogpPass(*(column_N[rows] for column_N in job.known))
-        logp_N[rows], entropy_N[rows], slope_RV = tiles.look(
-            hidden_NH[rows], job.token_ids_N[rows], known
+    logits_RV = hidden_NH.new_empty(min(arguments.row_tile, count), arguments.head.vocabulary)
+    tiles = GradientTiles(arguments.head, arguments.temperature, logits_RV)
+    for start in range(0, count, arguments.row_tile):
+        tile = slice(start, min(start + arguments.row_tile, count))
+        first_pass = arguments.first_pass
+        if first_pass is not None:
+            first_pass = first_pass.of_tile(tile)
+        logp_N[tile], entropy_N[tile], slope_RV = tiles.forward(
+            hidden_NH[tile], arguments.token_ids_N[tile], first_pass
         )
-        coefficient_R = job.coefficient_of(rows, logp_N[rows]).to(logp_N).expand_as(logp_N[rows])
+        logp_R = logp_N[tile]
+        coefficient_R = arguments.coefficient_of(tile, logp_R).to(logp_R).expand_as(logp_R)
         active_U = coefficient_R.nonzero()[:, 0]
         if len(active_U):
             coefficient_U = coefficient_R[active_U]
-            loss -= coefficient_U @ logp_N[rows][active_U]
-            slope_UV = _move_up(slope_RV, active_U)
-            hidden_UH, factor_U = hidden_NH[rows][active_U], tiles.unit * coefficient_U
-            if hidden_NH.dtype == torch.bfloat16:
-                _add_bfloat16(
-                    gradients,
-                    head,
-                    slope_UV,
-                    tiles.logits_RV,
-                    hidden_UH,
-                    factor_U,
-                    active_U + start,
-                )
-            else:
-                add_products(gradients, head, slope_UV, hidden_UH, factor_U, active_U + start)
+            loss -= coefficient_U @ logp_R[active_U]
+            tiles.backward(gradients, slope_RV, hidden_NH, coefficient_U, active_U, start)
     return PolicyGradient(loss, logp_N, entropy_N)
 
 
@@ -217,90 +220,121 @@ class GradientTiles:
     """
 
     def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
-        self._head, self._temperature, self.logits_RV = head, temperature, logits_RV
-        rows, on_cpu = CPU_LOGITS // head.vocabulary, logits_RV.device.type == "cpu"
-        self._rows = max(LEAST_CPU_ROWS, rows) if on_cpu else _GPU_ROWS
+        self._head = head
+        self._temperature = temperature
+        self._unit = head.multiplier / (head.divisor * temperature)
+        self._rows = _GPU_ROWS
+        if logits_RV.device.type == "cpu":
+            self._rows = max(LEAST_CPU_ROWS, CPU_LOGITS // head.vocabulary)
         dtype = _sum_dtype(logits_RV.dtype)
-        self._slope_RV = (
-            logits_RV if logits_RV.dtype == dtype else torch.empty_like(logits_RV, dtype=dtype)
-        )
-        self.z_RV, self.passed_RV = (
-            torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2)
-        )
-        self.unit = head.multiplier / (head.divisor * temperature)
+        self._logits_RV = logits_RV
+        self._slope_RV = logits_RV
+        if logits_RV.dtype != dtype:
+            self._slope_RV = torch.empty_like(logits_RV, dtype=dtype)
+        self.z_RV = torch.empty_like(logits_RV[: self._rows], dtype=dtype)
+        self.cap_slope_RV = torch.empty_like(self.z_RV)
 
-    def look(
-        self, hidden_RH: Tensor, ids_R: Tensor, known: LogpPass | None
+    def forward(
+        self, hidden_RH: Tensor, ids_R: Tensor, first_pass: LogpPass | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """log π, entropy and slopes of a tile; the slopes are valid until the next call."""
         slope_RV = self._slope_RV[: len(ids_R)]
-        logits_RV = self._head.logits(hidden_RH, out=self.logits_RV[: len(ids_R)])
-        if known is not None and self._slope_from(known, logits_RV, ids_R):
-            return known.logp_N, known.entropy_N, slope_RV
-        parts = zip(*(x.split(self._rows) for x in (logits_RV, slope_RV, ids_R)), strict=True)
-        z_R, target_R, top_R, rest_R, weighted_R = torch.cat(
-            [self._look(*part) for part in parts]
-        ).T
+        logits_RV = self._head.logits(hidden_RH, out=self._logits_RV[: len(ids_R)])
+        if first_pass is not None and self._slopes_from_logp(first_pass.logp_N, logits_RV, ids_R):
+            return first_pass.logp_N, first_pass.entropy_N, slope_RV
+        chunks = zip(
+            logits_RV.split(self._rows),
+            slope_RV.split(self._rows),
+            ids_R.split(self._rows),
+            strict=True,
+        )
+        columns_R5 = torch.cat([self._softmax_sums(*chunk) for chunk in chunks])
+        z_R, target_R, top_R, rest_R, weighted_R = columns_R5.T
         sum_R = rest_R + target_R  # 1, up to the rounding of softmax's own sum
         entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * target_R) / sum_R
         return logsigmoid(z_R + (top_R / rest_R).log()), entropy_R, slope_RV
 
-    def _slope_from(self, known: LogpPass, logits_RV: Tensor, ids_R: Tensor) -> bool:
-        """softmax − onehot from a known log π: exp(z − log Σ exp z), and π − 1 at the target; False
-        if impossible.
-
-        In half precision this product may round a logit differently from the pass before, which
-        would shift its whole row.
+    def backward(
+        self,
+        gradients: WantedGradients,
+        slope_RV: Tensor,
+        hidden_NH: Tensor,
+        coefficient_U: Tensor,
+        active_U: Tensor,
+        start: int,
+    ) -> None:
+        """Add the share of the active tokens of a tile, which begins at `start`, to the gradients;
+        overwrites its slopes.
         """
-        if self._slope_RV is not self.logits_RV:
+        slope_UV = _move_up(slope_RV, active_U)
+        factor_U = self._unit * coefficient_U
+        rows_U = active_U + start
+        hidden_UH = hidden_NH[rows_U]
+        if hidden_UH.dtype == torch.bfloat16:
+            _add_bfloat16(
+                gradients, self._head, slope_UV, self._logits_RV, hidden_UH, factor_U, rows_U
+            )
+        else:
+            add_products(gradients, self._head, slope_UV, hidden_UH, factor_U, rows_U)
+
+    def _slopes_from_logp(self, logp_R: Tensor, logits_RV: Tensor, ids_R: Tensor) -> bool:
+        """Put softmax − onehot of an earlier pass's log π into the logits: exp(z − log Σ exp z),
+        and π − 1 at the target; False if that is impossible.
+        """
+        # In half precision this product may round a logit differently from the pass before.
+        # That would shift its whole row.
+        if self._slope_RV is not self._logits_RV:
             return False
-        log_sum_R = logits_RV.gather(1, ids_R[:, None])[:, 0] / self._temperature - known.logp_N
+        log_sum_R = logits_RV.gather(1, ids_R[:, None])[:, 0] / self._temperature - logp_R
         if not torch.isfinite(log_sum_R).all():
             return False
-        for logits, log_sum, ids, logp in zip(
-            *(x.split(self._rows) for x in (logits_RV, log_sum_R, ids_R, known.logp_N)), strict=True
-        ):
-            passed = self.passed_RV[: len(ids)]
-            self._softcap_slope(logits, passed)
+        chunks = zip(
+            logits_RV.split(self._rows),
+            log_sum_R.split(self._rows),
+            ids_R.split(self._rows),
+            logp_R.split(self._rows),
+            strict=True,
+        )
+        for z_CV, log_sum_C, ids_C, logp_C in chunks:
+            cap_slope_CV = self.cap_slope_RV[: len(ids_C)]
+            self._differentiate_cap(z_CV, cap_slope_CV)
             if self._temperature != 1:
-                logits.div_(self._temperature)
-            logits.sub_(log_sum[:, None]).exp_().scatter_(
-                1, ids[:, None], logp.to(logits).expm1()[:, None]
-            )
+                z_CV.div_(self._temperature)
+            prob_CV = z_CV.sub_(log_sum_C[:, None]).exp_()
+            prob_CV.scatter_(1, ids_C[:, None], logp_C.to(prob_CV).expm1()[:, None])
             if self._head.softcap is not None:
-                logits.mul_(passed)
+                prob_CV.mul_(cap_slope_CV)
         return True
 
-    def _softcap_slope(self, logits_RV: Tensor, passed_RV: Tensor) -> None:
-        """The derivative of the cap, before the slopes replace the logits."""
+    def _differentiate_cap(self, logits_RV: Tensor, cap_slope_RV: Tensor) -> None:
+        """Compute the derivative of the cap, before the slopes replace the logits."""
         if self._head.softcap is not None:
-            torch.div(logits_RV, self._head.softcap, out=passed_RV).square_().neg_().add_(1)
+            torch.div(logits_RV, self._head.softcap, out=cap_slope_RV).square_().neg_().add_(1)
 
-    def _look(self, logits_RV: Tensor, slope_RV: Tensor, ids_R: Tensor) -> Tensor:
+    def _softmax_sums(self, logits_RV: Tensor, slope_RV: Tensor, ids_R: Tensor) -> Tensor:
         """Five columns: z and π of the target, π of the most probable token; Σ π and Σ zπ of all
-        but the target.
+        but the target. Also puts the slopes into `slope_RV`.
 
         z is relative to the largest logit. As in RunningRows, the target stays out of the sums: 1 −
         π then keeps its relative precision where π is nearly 1.
         """
-        z_RV, passed_RV, ids_R1 = (
-            self.z_RV[: len(ids_R)],
-            self.passed_RV[: len(ids_R)],
-            ids_R[:, None],
-        )
+        z_RV = self.z_RV[: len(ids_R)]
+        cap_slope_RV = self.cap_slope_RV[: len(ids_R)]
+        ids_R1 = ids_R[:, None]
         z_RV.copy_(logits_RV)
-        self._softcap_slope(logits_RV, passed_RV)
+        self._differentiate_cap(logits_RV, cap_slope_RV)
         if self._temperature != 1:
             z_RV.div_(self._temperature)
         z_R1 = z_RV.sub_(z_RV.amax(dim=1, keepdim=True)).gather(1, ids_R1)
         prob_RV = torch.softmax(z_RV.clamp_(min=_NEVER), dim=1, out=slope_RV)
-        top_R1, target_R1 = prob_RV.amax(dim=1, keepdim=True), prob_RV.gather(1, ids_R1)
+        top_R1 = prob_RV.amax(dim=1, keepdim=True)
+        target_R1 = prob_RV.gather(1, ids_R1)
         prob_RV.scatter_(1, ids_R1, 0.0)
         rest_R1 = prob_RV.sum(dim=1, keepdim=True)
         weighted_R1 = z_RV.mul_(prob_RV).sum(dim=1, keepdim=True)
         slope_RV.scatter_(1, ids_R1, -rest_R1)
         if self._head.softcap is not None:
-            slope_RV.mul_(passed_RV)
+            slope_RV.mul_(cap_slope_RV)
         return torch.cat([z_R1, target_R1, top_R1, rest_R1, weighted_R1], dim=1)
 
 
@@ -331,14 +365,14 @@ def add_products(
     weighted_UH = hidden_UH * coefficient_U1
     back_UH = torch.zeros_like(weighted_UH)
     for start in range(0, head.vocabulary, SLICE):
-        part = slice(start, start + SLICE)
-        slope_UW = slope_UV[:, part]
+        ids = slice(start, start + SLICE)
+        slope_UW = slope_UV[:, ids]
         if gradients.hidden_NH is not None:
-            back_UH.addmm_(slope_UW, head.weight_VH[part].to(slope_UW.dtype))
+            back_UH.addmm_(slope_UW, head.weight_VH[ids].to(slope_UW.dtype))
         if gradients.weight_VH is not None:
-            gradients.weight_VH[part].addmm_(slope_UW.T, weighted_UH)
+            gradients.weight_VH[ids].addmm_(slope_UW.T, weighted_UH)
         if gradients.bias_V is not None:
-            gradients.bias_V[part].addmv_(slope_UW.T, coefficient_U)
+            gradients.bias_V[ids].addmv_(slope_UW.T, coefficient_U)
     if gradients.hidden_NH is not None:
         gradients.hidden_NH[rows_U] = back_UH.mul_(coefficient_U1)
 
@@ -352,13 +386,14 @@ def _add_bfloat16(
     coefficient_U: Tensor,
     rows_U: Tensor,
 ) -> None:
-    """The same with bfloat16 products and float32 sums, in the memory of slopes and logits.
+    """The two backward products in bfloat16 with float32 sums, in the memory of slopes and logits.
 
     The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient once all
     is added. On a CPU the hidden states' gradient is rounded here, and again by a grad_output that
     is not a power of two.
     """
-    coefficient_U1, rounded_UV = coefficient_U[:, None], logits_RV[: len(slope_UV)]
+    coefficient_U1 = coefficient_U[:, None]
+    rounded_UV = logits_RV[: len(slope_UV)]
     if gradients.bias_V is not None:
         gradients.bias_V.addmv_(slope_UV.T, coefficient_U)
     if slope_UV.is_cuda:
@@ -386,7 +421,8 @@ def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH
     hidden_UH = hidden_UH.float()
     with _products_in_bfloat16():
         for start in range(0, len(sum_VH), SLICE):
-            sum_VH[start : start + SLICE].addmm_(slope_UV[:, start : start + SLICE].T, hidden_UH)
+            ids = slice(start, start + SLICE)
+            sum_VH[ids].addmm_(slope_UV[:, ids].T, hidden_UH)
 
 
 @contextmanager
@@ -395,7 +431,8 @@ def _products_in_bfloat16() -> Iterator[None]:
     none.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, score_hidden
+from mismatch_cli.models.scoring.layout import hidden_states, input_device
 from mismatch_cli.models.sharding import free_gathered_weights, pass_through, without_gradients
 
 _LENGTH = 24  # long enough for the tiled path, short enough for its full logits
@@ -29,42 +30,43 @@ def proven_head(model: Any) -> tuple[Head, torch.dtype]:
     """
     _check_head(model)
     with without_gradients(model):
-        ids_1L = _spread_ids(model)
-        hidden_LH = _hidden(model, ids_1L)
-        half_LH = _hidden(model, ids_1L[:, : _LENGTH // 2])
+        ids_1L = _test_ids(model)
+        hidden_LH = hidden_states(model, _inputs(ids_1L))
+        half_LH = hidden_states(model, _inputs(ids_1L[:, : _LENGTH // 2]))
         _check_causal(model, half_LH, hidden_LH)
         full_LV = model(**_inputs(ids_1L), use_cache=False).logits[0]
         free_gathered_weights(model)
 
-        def proven(
+        def find_head(
             hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
         ) -> Head | None:
-            for head in candidates(model, weight_VH, bias_V):
-                if head.vocabulary == full_LV.shape[1] and _equals(head, hidden_BLH[0], full_LV):
-                    return head
+            for candidate in candidates(model, weight_VH, bias_V):
+                fits = candidate.vocabulary == full_LV.shape[1]
+                if fits and _equals(candidate, hidden_BLH[0], full_LV):
+                    return candidate
             return None
 
-        found = pass_through(model, _inputs(ids_1L), proven)
-    if found is None:
+        head = pass_through(model, _inputs(ids_1L), find_head)
+    if head is None:
         raise MismatchError(
             f"The LM head of {type(model).__name__} does more than a matrix product with a known "
             "scale or cap: its log-probs do not equal those of the model's own logits. Please "
             "report this architecture."
         )
+    # The candidate may hold weights that are gathered for this pass only.
     output = model.get_output_embeddings()
     bias_V = getattr(output, "bias", None)
-    bias_V = None if bias_V is None else bias_V.detach()
-    return replace(found, weight_VH=output.weight.detach(), bias_V=bias_V), found.weight_VH.dtype
+    if bias_V is not None:
+        bias_V = bias_V.detach()
+    own_head = replace(head, weight_VH=output.weight.detach(), bias_V=bias_V)
+    return own_head, head.weight_VH.dtype
 
 
-def _spread_ids(model: Any) -> torch.Tensor:
-    embeddings = model.get_input_embeddings().weight
-    ids_L = torch.arange(_LENGTH) * embeddings.shape[0] // _LENGTH
-    return ids_L[None].to(embeddings.device if embeddings.device.type != "meta" else model.device)
-
-
-def _hidden(model: Any, ids_1L: torch.Tensor) -> torch.Tensor:
-    return pass_through(model, _inputs(ids_1L), lambda hidden_BLH, *_: hidden_BLH[0])
+def _test_ids(model: Any) -> torch.Tensor:
+    """Token ids `[1, L]` from the whole vocabulary."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids_L = torch.arange(_LENGTH) * vocabulary // _LENGTH
+    return ids_L[None].to(input_device(model))
 
 
 def _inputs(ids_BL: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -72,13 +74,15 @@ def _inputs(ids_BL: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def candidates(model: Any, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> Iterator[Head]:
+    """Every head that the configuration may describe."""
     config = model.config.get_text_config()
-    scales = [
-        s
-        for name in _SCALES
-        if isinstance(s := getattr(config, name, None), int | float) and s not in (0, 1)
-    ]
-    for softcap in (*[c for name in _SOFTCAPS if (c := getattr(config, name, None))], None):
+    scales = []
+    for name in _SCALES:
+        scale = getattr(config, name, None)
+        if isinstance(scale, int | float) and scale not in (0, 1):
+            scales.append(scale)
+    softcaps = [getattr(config, name, None) for name in _SOFTCAPS]
+    for softcap in (*filter(None, softcaps), None):
         for scale in scales:
             yield Head(weight_VH, bias_V, multiplier=scale, softcap=softcap)
             yield Head(weight_VH, bias_V, divisor=scale, softcap=softcap)
@@ -87,12 +91,13 @@ def candidates(model: Any, weight_VH: torch.Tensor, bias_V: torch.Tensor | None)
 
 def _check_head(model: Any) -> None:
     weight = getattr(model.get_output_embeddings(), "weight", None)
-    if (
-        weight is None
-        or weight.dim() != 2
-        or weight.device.type == "meta"
-        or not weight.is_floating_point()
-    ):
+    is_plain_matrix = (
+        weight is not None
+        and weight.dim() == 2
+        and weight.device.type != "meta"
+        and weight.is_floating_point()
+    )
+    if not is_plain_matrix:
         raise MismatchError(
             f"The LM head of {type(model).__name__} is not one plain weight matrix in memory "
             "(quantised, offloaded?). Load the model unquantised, with device_map = cuda or cpu."
@@ -101,11 +106,10 @@ def _check_head(model: Any) -> None:
 
 def _equals(head: Head, hidden_LH: torch.Tensor, full_LV: torch.Tensor) -> bool:
     expected_LV = full_LV.float().log_softmax(dim=-1).to(head.weight_VH.device)
-    ids_LK = (torch.arange(_LENGTH * 20).view(_LENGTH, 20) * 7919 % head.vocabulary).to(
-        expected_LV.device
-    )
-    got = score_hidden(hidden_LH, head, ids_LK[:, 0], ids_LK, SamplingSettings())
-    error = (got.logp_at_ids_TK - expected_LV.gather(1, ids_LK)).abs().max().item()
+    ids_LK = torch.arange(_LENGTH * 20).view(_LENGTH, 20) * 7919 % head.vocabulary
+    ids_LK = ids_LK.to(expected_LV.device)
+    scores = score_hidden(hidden_LH, head, ids_LK[:, 0], ids_LK, SamplingSettings())
+    error = (scores.logp_at_ids_TK - expected_LV.gather(1, ids_LK)).abs().max().item()
     # A kernel for another shape may round a logit and the log-sum-exp to their neighbours.
     rounding = 2 * torch.finfo(head.weight_VH.dtype).eps * full_LV.float().abs().max().item()
     return error <= max(1e-4, rounding)  # False for NaN

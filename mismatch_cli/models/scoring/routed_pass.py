@@ -45,13 +45,15 @@ class TrainerRouting:
         return 0 if self.routers is None else len(self.routers.layers)
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest; nothing for a dense model."""
+        """What a manifest records of the routing; nothing for a dense model."""
         if self.routers is None:
             return {}
         return self.routers.describe() | {"routes": "replayed" if self.replays else "own"}
 
-    def tell(self, requests: Sequence[ScoreRequest], packed: bool) -> None:
-        """Call before a pass: checks and sets where its tokens go."""
+    def set_routes(self, requests: Sequence[ScoreRequest], packed: bool) -> None:
+        """Call before a pass: checks the engine's routes, and sends tokens there if they are
+        replayed.
+        """
         routed = any(request.routes_FMK is not None for request in requests)
         if self.routers is None:
             if routed:
@@ -64,28 +66,31 @@ class TrainerRouting:
             self.check(requests)
             self.routers.listen()
         if self.replays:
-            self.routers.prescribe(self._laid_out(requests, packed) if routed else None)
+            self.routers.prescribe(_routes_of_rows(requests, packed) if routed else None)
 
-    def compared(
+    def compare(
         self, requests: Sequence[ScoreRequest], packed: bool
     ) -> list[RouteComparison | None]:
-        """Call after it: the engine's experts and the trainer's own, at the tokens that predict
-        each response.
+        """Call after the pass: the engine's experts and the trainer's own, at the tokens that
+        predict each response.
         """
         if self.routers is None or all(request.routes_FMK is None for request in requests):
             return [None] * len(requests)
-        chosen_NMK, margin_NM = (part.cpu().numpy() for part in self.routers.choices())
+        chosen_NMK, margin_NM = (choices.cpu().numpy() for choices in self.routers.choices())
         spans, _ = fed_rows(requests, packed)
-        return [
-            None
-            if request.routes_FMK is None
-            else _compared(request, chosen_NMK[span], margin_NM[span])
-            for request, span in zip(requests, spans, strict=True)
-        ]
+        comparisons: list[RouteComparison | None] = []
+        for request, span in zip(requests, spans, strict=True):
+            if request.routes_FMK is None:
+                comparisons.append(None)
+            else:
+                comparisons.append(_compare(request, chosen_NMK[span], margin_NM[span]))
+        return comparisons
 
     def check(self, requests: Sequence[ScoreRequest]) -> None:
+        """Raise a `MismatchError` for routes of another model."""
         assert self.routers is not None
-        layers, experts = len(self.routers.layers), self.routers.experts
+        layers = self.layers
+        experts = self.routers.experts
         for request in requests:
             routes_FMK = request.routes_FMK
             if routes_FMK is None:
@@ -98,24 +103,27 @@ class TrainerRouting:
                     f"{experts} experts. Score with the model that sampled."
                 )
 
-    def _laid_out(self, requests: Sequence[ScoreRequest], packed: bool) -> torch.Tensor:
-        """Routes `[N, M, K]` of every row of the pass, `LIVE` where none are known."""
-        spans, rows = fed_rows(requests, packed)
-        shape = next(
-            request.routes_FMK.shape[1:] for request in requests if request.routes_FMK is not None
-        )
-        routes_NMK = np.full((rows, *shape), LIVE, dtype=np.int64)
-        for request, span in zip(requests, spans, strict=True):
-            if request.routes_FMK is not None:
-                routes_NMK[span] = np.where(
-                    request.routes_FMK == UNKNOWN, LIVE, request.routes_FMK.astype(np.int64)
-                )
-        return torch.from_numpy(routes_NMK)
+
+def _routes_of_rows(requests: Sequence[ScoreRequest], packed: bool) -> torch.Tensor:
+    """Routes `[N, M, K]` of every row of the pass, `LIVE` where none are known."""
+    spans, rows = fed_rows(requests, packed)
+    routed = []
+    for request, span in zip(requests, spans, strict=True):
+        if request.routes_FMK is not None:
+            routed.append((span, request.routes_FMK))
+    first_FMK = routed[0][1]
+    routes_NMK = np.full((rows, *first_FMK.shape[1:]), LIVE, dtype=np.int64)
+    for span, routes_FMK in routed:
+        routes_NMK[span] = np.where(routes_FMK == UNKNOWN, LIVE, routes_FMK.astype(np.int64))
+    return torch.from_numpy(routes_NMK)
 
 
-def _compared(
+def _compare(
     request: ScoreRequest, chosen_FMK: np.ndarray, margin_FM: np.ndarray
 ) -> RouteComparison:
+    """Compare routes at the tokens that predict the response: the prompt's last, and all but the
+    response's last.
+    """
     assert request.routes_FMK is not None
     first = len(request.prompt_ids) - 1
     counted_T = request.counted_T

@@ -4,7 +4,7 @@ sampled elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -112,44 +112,52 @@ class Trainer:
 
         Raises a `MismatchError` or `UsageError` with a message for the user.
         """
-        found = None if adapter is None else read_adapter(adapter)
+        # An adapter that cannot be read is reported before the model loads.
+        saved = None if adapter is None else read_adapter(adapter)
         model = load_causal_lm(path, dtype, attn_implementation, device_map, sharding)
-        settings: dict[str, Any] = {"name": path, "float32_head": float32_head}
-        settings |= {"sharding": sharding, "replay_routes": replay_routes}
-        if found is None:
-            return cls(model, sampling, **settings)
-        model, facts = (
-            apply_adapter(model, found, merge=merge_adapter),
-            found.facts(merged=merge_adapter),
+        adapter_facts = None
+        if saved is not None:
+            model = apply_adapter(model, saved, merge=merge_adapter)
+            adapter_facts = saved.facts(merged=merge_adapter)
+        return cls(
+            model,
+            sampling,
+            name=path,
+            float32_head=float32_head,
+            adapter=adapter_facts,
+            sharding=sharding,
+            replay_routes=replay_routes,
         )
-        return cls(model, sampling, adapter=facts, **settings)
 
     def describe(self) -> dict[str, Any]:
         """The trainer as resolved, for the manifest."""
         import transformers
 
         head = self.head
+        config = self.model.config
+        # A model that is spread over ranks has another class, and its shards another dtype.
+        architecture = type(self.model).__name__
+        dtype = self.model.dtype
+        if is_spread(self.model):
+            architecture = config.architectures[0]
+            dtype = self.dtype
+        head_dtype = torch.float32 if self._float32_head else self.dtype
+        packed = {"packed": True} if self.packed else {}
         return {
             "model": self._name,
             **self._adapter,
-            "architecture": self.model.config.architectures[0]
-            if is_spread(self.model)
-            else type(self.model).__name__,
-            "dtype": str(self.dtype if is_spread(self.model) else self.model.dtype).removeprefix(
-                "torch."
-            ),
-            "head_dtype": "float32"
-            if self._float32_head
-            else str(self.dtype).removeprefix("torch."),
+            "architecture": architecture,
+            "dtype": str(dtype).removeprefix("torch."),
+            "head_dtype": str(head_dtype).removeprefix("torch."),
             "head_divisor": head.divisor,
             "head_multiplier": head.multiplier,
             "head_softcap": head.softcap,
-            "attn_implementation": self.model.config._attn_implementation,
-            **({"packed": True} if self.packed else {}),
+            "attn_implementation": config._attn_implementation,
+            **packed,
             **self.routing.describe(),
             **attention_facts(self.model),
-            **positions_facts(self.model.config),
-            **weights_facts(self.model.config),
+            **positions_facts(config),
+            **weights_facts(config),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
             "vocab_size": head.vocabulary,
@@ -175,9 +183,8 @@ class Trainer:
         self._check(requests)
         scores = [_empty(r) for r in requests]
         on_scored([i for i, request in enumerate(requests) if not request.response_ids])
-        self._score_all(
-            scores, requests, micro_batches(requests, token_budget, self.packed), on_scored
-        )
+        batches = micro_batches(requests, token_budget, self.packed)
+        self._score_all(scores, requests, batches, on_scored)
         return scores
 
     def score_again(
@@ -194,14 +201,14 @@ class Trainer:
         `on_scored` is called as in `score`, with indices in `rows` only. `requests` and
         `token_budget` must be those given to `score`: they decide which shape each response had.
         """
+        requests = [replace(request, logp_rollout_TV=None) for request in requests]
         # The noise is that of log π: routes are needed if the trainer follows them, but not
         # compared again.
-        dropped: dict[str, Any] = {"logp_rollout_TV": None} | (
-            {} if self.routing.replays else {"routes_FMK": None}
-        )
-        requests = [replace(request, **dropped) for request in requests]
+        if not self.routing.replays:
+            requests = [replace(request, routes_FMK=None) for request in requests]
         self._check(requests)
-        rows = range(len(requests)) if rows is None else rows
+        if rows is None:
+            rows = range(len(requests))
         scores = [_empty(r) for r in requests]
         wanted = set(rows)
         batches = other_shape(micro_batches(requests, token_budget, self.packed))
@@ -216,35 +223,40 @@ class Trainer:
         scores: list[ResponseScores],
         requests: Sequence[ScoreRequest],
         batches: Sequence[list[int]],
-        tell: Callable[[Sequence[int]], None],
+        on_scored: Callable[[Sequence[int]], None],
     ) -> None:
         """Score micro-batches; if ranks share them, each gets the others' results."""
-        share = batches[self._world.rank :: self._world.size] if self._dealt else batches
-        for batch in pad_for_all_ranks(share, self._world):
+        own_batches = batches
+        if self._dealt:
+            own_batches = batches[self._world.rank :: self._world.size]
+        for batch in pad_for_all_ranks(own_batches, self._world):
             self.score_into(scores, requests, batch)
-            tell(batch)
+            on_scored(batch)
         if not self._dealt:
             return
-        for found in self._world.gather({i: scores[i] for batch in share for i in batch}):
-            for i, score in found.items():
+        own_scores = {i: scores[i] for i in chain.from_iterable(own_batches)}
+        for scores_of_rank in self._world.gather(own_scores):
+            for i, score in scores_of_rank.items():
                 scores[i] = score
         for number, batch in enumerate(batches):
             if number % self._world.size != self._world.rank:
-                tell(batch)
+                on_scored(batch)
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
+        """Raise a `MismatchError` for a response that the model cannot read."""
         for i, request in enumerate(requests):
             if request.response_ids and not request.prompt_ids:
                 raise MismatchError(
                     f"Response {i} has an empty prompt: nothing predicts its first token. Start "
                     "the prompt with BOS."
                 )
-            topk = [] if request.topk_ids_TK is None else [request.topk_ids_TK.ravel()]
-            ids = np.concatenate([request.prompt_ids, request.response_ids, *topk])
-            strange = ids[(ids < 0) | (ids >= self.head.vocabulary)]
-            if len(strange):
+            ids = np.concatenate([request.prompt_ids, request.response_ids])
+            if request.topk_ids_TK is not None:
+                ids = np.concatenate([ids, request.topk_ids_TK.ravel()])
+            unknown = ids[(ids < 0) | (ids >= self.head.vocabulary)]
+            if len(unknown):
                 raise MismatchError(
-                    f"Response {i} has the token id {strange[0]:.0f}, but the trainer's "
+                    f"Response {i} has the token id {unknown[0]:.0f}, but the trainer's "
                     f"vocabulary ends at {self.head.vocabulary - 1}. Score with a model that "
                     "shares the rollout's tokenizer."
                 )
@@ -264,9 +276,9 @@ class Trainer:
         """
         members = [requests[i] for i in batch] or [DUMMY_REQUEST]
         try:
-            parts = split_requests(
-                self._score_batch(members), members, self.routing.compared(members, self.packed)
-            )
+            head_scores = self._score_batch(members)
+            routes = self.routing.compare(members, self.packed)
+            parts = split_requests(head_scores, members, routes)
         except torch.OutOfMemoryError as error:
             raise MismatchError(
                 f"The device ran out of memory with {len(batch)} responses of up to "
@@ -274,10 +286,10 @@ class Trainer:
                 "probe and rescore, in another --output for train."
             ) from error
         for i, part in zip(batch, parts[: len(batch)], strict=True):
-            bad_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
-            if bad_T.any():
+            is_nan_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
+            if is_nan_T.any():
                 raise MismatchError(
-                    f"The trainer's log-prob of token {int(bad_T.argmax())} of response {i} is "
+                    f"The trainer's log-prob of token {int(is_nan_T.argmax())} of response {i} is "
                     "NaN: the model overflows in this dtype. Try --trainer-dtype float32 (or "
                     "bfloat16), or another attn."
                 )
@@ -286,12 +298,14 @@ class Trainer:
     def forward_pass(
         self,
         requests: Sequence[ScoreRequest],
-        look: Callable[[torch.Tensor, torch.Tensor, Head], R],
+        at_head: Callable[[torch.Tensor, torch.Tensor, Head], R],
     ) -> R:
-        """One pass: calls `look` with the hidden states that predict all response tokens, `[T, H]`,
-        the tokens' ids, `[T]`, and the head with the trainable weights.
+        """One forward pass, and what `at_head` returns in place of the LM head.
+
+        It is called with the hidden states that predict all response tokens, `[T, H]`, the tokens'
+        ids, `[T]`, and the head with the trainable weights.
         """
-        self.routing.tell(requests, self.packed)
+        self.routing.set_routes(requests, self.packed)
         if self.packed:
             ids_BL, positions_BL = pack(requests, self.model.device)
             inputs = {"input_ids": ids_BL, "position_ids": positions_BL}
@@ -299,45 +313,54 @@ class Trainer:
             ids_BL, mask_BL = pad_right(requests, self.model.device)
             inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
 
-        def rows(
+        def at_weights(
             hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
         ) -> R:
-            fed = hidden_BLH[0].split([r.num_fed for r in requests]) if self.packed else hidden_BLH
-            # The hidden state at position i predicts token i + 1: a response's first is predicted
-            # by the prompt's last.
-            parts = [
-                h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(fed, requests, strict=True)
-            ]
-            hidden_TH = torch.cat(parts)
-            ids_T = torch.tensor(
-                [token for r in requests for token in r.response_ids], device=hidden_TH.device
-            )
-            return look(hidden_TH, ids_T, replace(self.head, weight_VH=weight_VH, bias_V=bias_V))
+            hidden_TH = _predicting_states(hidden_BLH, requests, self.packed)
+            tokens = chain.from_iterable(request.response_ids for request in requests)
+            ids_T = torch.tensor(list(tokens), device=hidden_TH.device)
+            head = replace(self.head, weight_VH=weight_VH, bias_V=bias_V)
+            return at_head(hidden_TH, ids_T, head)
 
-        return pass_through(self.model, inputs, rows)
+        return pass_through(self.model, inputs, at_weights)
 
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
+        """The scores of all response tokens of a micro-batch, from one pass without gradients."""
         query_ids_TK = _query_ids(members)
-        known = (
-            enumerate(r.logp_rollout_TV, at.start)
-            for r, at in _spans(members)
-            if r.logp_rollout_TV is not None
-        )
-        rollout = RolloutRows(dict(chain.from_iterable(known)))
+        rollout_rows: dict[int, np.ndarray] = {}
+        for request, span in _spans(members):
+            if request.logp_rollout_TV is not None:
+                rollout_rows.update(enumerate(request.logp_rollout_TV, span.start))
+        rollout = RolloutRows(rollout_rows)
 
-        def look(hidden_TH: torch.Tensor, ids_T: torch.Tensor, head: Head) -> HeadScores:
+        def at_head(hidden_TH: torch.Tensor, ids_T: torch.Tensor, head: Head) -> HeadScores:
             if self._float32_head:
                 head = head.float32() if is_spread(self.model) else self.head
             queries_TK = query_ids_TK.to(ids_T.device)
             return score_hidden(hidden_TH, head, ids_T, queries_TK, self._sampling, rollout=rollout)
 
         with without_gradients(self.model):
-            return self.forward_pass(members, look)
+            return self.forward_pass(members, at_head)
 
 
 # A rank that has nothing left sends this through a model that is spread over ranks, while the
 # others still work.
 DUMMY_REQUEST = ScoreRequest([0], [0])
+
+
+def _predicting_states(
+    hidden_BLH: torch.Tensor, requests: Sequence[ScoreRequest], packed: bool
+) -> torch.Tensor:
+    """The hidden states that predict the response tokens of all requests, `[T, H]`."""
+    sequences: Iterable[torch.Tensor] = hidden_BLH
+    if packed:
+        sequences = hidden_BLH[0].split([request.num_fed for request in requests])
+    parts = []
+    for hidden_LH, request in zip(sequences, requests, strict=True):
+        # The hidden state at position i predicts token i + 1: a response's first is predicted by
+        # the prompt's last.
+        parts.append(hidden_LH[len(request.prompt_ids) - 1 : request.num_fed])
+    return torch.cat(parts)
 
 
 def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slice]]:
@@ -366,23 +389,23 @@ def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
 def split_requests(
     scores: HeadScores, members: Sequence[ScoreRequest], routes: Sequence[RouteComparison | None]
 ) -> list[ResponseScores]:
+    """The head's scores of a micro-batch, response by response, as copies."""
     columns = [column.cpu().numpy() for column in scores]
     parts = []
-    for (request, span), compared in zip(_spans(members), routes, strict=True):
+    for (request, span), comparison in zip(_spans(members), routes, strict=True):
         logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[span].copy() for column in columns)
-        topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
-        tv_full_T, kl_full_T = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
-        parts.append(
-            ResponseScores(logp_T, entropy_T, rank_T, topk, tv_full_T, kl_full_T, compared)
-        )
+        part = ResponseScores(logp_T, entropy_T, rank_T, None, routes=comparison)
+        if request.topk_ids_TK is not None:
+            part = replace(part, logp_at_topk_TK=at_TK[:, : request.num_queries].copy())
+        if request.logp_rollout_TV is not None:
+            part = replace(part, tv_full_T=tv_T, kl_full_T=kl_T)
+        parts.append(part)
     return parts
 
 
 def _empty(request: ScoreRequest) -> ResponseScores:
     nothing_T = np.zeros(0, dtype=np.float32)
-    topk = (
-        None
-        if request.topk_ids_TK is None
-        else np.zeros((0, request.num_queries), dtype=np.float32)
-    )
-    return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)
+    topk_TK = None
+    if request.topk_ids_TK is not None:
+        topk_TK = np.zeros((0, request.num_queries), dtype=np.float32)
+    return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk_TK)

@@ -25,7 +25,7 @@ _FEWEST = 320  # tokens: twenty in each part
 
 
 def needs(data: DiagnosisAnalysis) -> bool:
-    return len(data.sample.kept) >= _FEWEST and len(data.by_position) > 1
+    return data.sample.num_counted >= _FEWEST and len(data.by_position) > 1
 
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:

@@ -11,7 +11,6 @@ token's advantage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from operator import and_, mul, or_
@@ -41,9 +40,19 @@ class Algorithm:
     term: Factor | None = None
 
     @property
-    def rules(self) -> Iterator[Rule]:
-        """All its masks, factors and the term."""
-        yield from (*self.masks, *self.weight, *([self.term] if self.term else []))
+    def factors(self) -> tuple[Factor, ...]:
+        """The factors of the weight, then the term if it has one."""
+        return self.weight if self.term is None else (*self.weight, self.term)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Every mask and factor of the algorithm, and its term."""
+        return (*self.masks, *self.factors)
+
+    def with_rules(self, masks: tuple[Mask, ...], factors: tuple[Factor, ...]) -> Algorithm:
+        """The algorithm with other masks, and as many other `factors` as it has."""
+        term = None if self.term is None else factors[-1]
+        return replace(self, masks=masks, weight=factors[: len(self.weight)], term=term)
 
     @cached_property
     def batch_rules(self) -> tuple[Rule, ...]:
@@ -77,12 +86,11 @@ class Algorithm:
     @property
     def needs_top_k(self) -> int:
         """The number of top-K columns that a mask reads; 0 for none."""
-        ranks = [
-            mask.parameters["k"]
-            for mask in self.masks
-            if getattr(mask.module, "READS_TOP_K", False)
-        ]
-        return max((int(k) for k in ranks), default=0)
+        most = 0
+        for mask in self.masks:
+            if getattr(mask.module, "READS_TOP_K", False):
+                most = max(most, int(mask.parameters["k"]))
+        return most
 
     @property
     def anchor(self) -> str:
@@ -91,18 +99,23 @@ class Algorithm:
 
         Masks, weights that fall off and terms limit it; a cap does not limit how far a token moves.
         """
-        ratios = [mask.ratio for mask in self.masks]
-        ratios += [factor.ratio for factor in self.weight if factor.function != "capped-ratio"]
-        ratios += [] if self.term is None else [self.term.ratio]
-        anchors = {ratio.anchor if ratio.current == "trainer" else "rollout" for ratio in ratios}
-        return "none" if not anchors else anchors.pop() if len(anchors) == 1 else "both"
+        limits: list[Rule] = list(self.masks)
+        limits += [factor for factor in self.weight if factor.function != "capped-ratio"]
+        if self.term is not None:
+            limits.append(self.term)
+        anchors = set()
+        for rule in limits:
+            # A limit on ρ, the gap between recomputed and rollout, is one on the rollout's distance
+            anchors.add(rule.ratio.anchor if rule.ratio.current == "trainer" else "rollout")
+        if len(anchors) > 1:
+            return "both"
+        return anchors.pop() if anchors else "none"
 
     @property
     def limiting(self) -> Algorithm:
         """The algorithm without masks on the engine gap, which do not limit the trainer."""
-        return replace(
-            self, masks=tuple(mask for mask in self.masks if mask.ratio.current == "trainer")
-        )
+        masks = tuple(mask for mask in self.masks if mask.ratio.current == "trainer")
+        return replace(self, masks=masks)
 
     @property
     def is_of_means(self) -> bool:
@@ -117,9 +130,10 @@ class Algorithm:
     @property
     def weighs_by_ratio(self) -> bool:
         """Whether the weight is r, perhaps with bounds: only then can a cap be told from a mask."""
-        return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(
-            TRAINER_ROLLOUT
-        )
+        if len(self.weight) != 1:
+            return False
+        unbounded = replace(self.weight[0], chosen=())
+        return unbounded == Factor(TRAINER_ROLLOUT)
 
     @property
     def formulas(self) -> tuple[str, str]:
@@ -128,7 +142,9 @@ class Algorithm:
         """
         blocked = "; or ".join(mask.formula for mask in self.masks) or "never"
         weight = " · ".join(map(str, self.weight)) or "1"
-        return blocked, f"{weight}, and {self.term} is added to weight · A" if self.term else weight
+        if self.term:
+            weight = f"{weight}, and {self.term} is added to weight · A"
+        return blocked, weight
 
 
 def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
@@ -168,13 +184,14 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
     """
     with without_gradient(advantage_T):
         coefficient = weight_T(algorithm, policies, advantage_T) * advantage_T
-        kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
-        coefficient = fill_where(coefficient, ~kept_T, 0.0)
+        # Replaced, not multiplied: ∞ · 0 of a blocked token with an infinite weight is NaN
+        counts_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
+        coefficient = fill_where(coefficient, ~counts_T, 0.0)
         if algorithm.term is not None:
             term_T = algorithm.term.weight_T(policies, advantage_T)
-            # An excluded token in the response: no gradient
-            unbounded_T = namespace(term_T).isinf(term_T)
-            coefficient = coefficient + fill_where(term_T, unbounded_T, 0.0)
+            # With an excluded token in the response the term is infinite, and has no gradient
+            infinite_T = namespace(term_T).isinf(term_T)
+            coefficient = coefficient + fill_where(term_T, infinite_T, 0.0)
         return namespace(coefficient).astype(coefficient, policies.trainer.dtype)
 
 
@@ -189,22 +206,18 @@ def reads_single_tokens(algorithm: Algorithm) -> bool:
     if algorithm.needs_top_k or algorithm.needs_entropy or algorithm.batch_rules:
         return False
     generator = np.random.default_rng(0)
-    # Nats, from 1e-5 to 1: inside and outside bands
+    # Gaps from 1e-5 to 1 nat are inside and outside every mask's band
     size_2T = 10 ** (-5 * generator.random((2, 512)))
-    rollout_T, advantage_T = -6 * generator.random(512) ** 3, generator.random(512) - 0.5
-    recomputed_T, trainer_T = rollout_T + np.cumsum(
-        size_2T * generator.standard_normal((2, 512)), axis=0
-    )
+    rollout_T = -6 * generator.random(512) ** 3
+    advantage_T = generator.random(512) - 0.5
+    logp_2T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
+    recomputed_T, trainer_T = np.minimum(logp_2T, 0)
     coefficients = []
     for offset_S1 in (np.arange(513), np.array([0, 512])):
-        policies = Policies(
-            rollout_T,
-            np.minimum(trainer_T, 0),
-            np.minimum(recomputed_T, 0),
-            offset_S1,
-            average=recomputed_T,
-        )
-        policies.__dict__["responses"] = responses = _WatchedResponses(offset_S1)
+        policies = Policies(rollout_T, trainer_T, recomputed_T, offset_S1, average=logp_2T[0])
+        responses = _WatchedResponses(offset_S1)
+        # In place of the cached property, which would make plain ones at its first use
+        policies.__dict__["responses"] = responses
         coefficients.append(coefficient_T(algorithm, policies, advantage_T))
         if responses.used:
             return False

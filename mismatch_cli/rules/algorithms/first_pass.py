@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Self
 
 import numpy as np
@@ -15,24 +15,25 @@ from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import Rule
-from mismatch_cli.rules.joint_batches import NOTHING_FOUND, Batches, BatchValues
+from mismatch_cli.rules.joint_batches import NO_VALUES, Batches, BatchValues
 from mismatch_cli.rules.policies import Policies
 
 
 def batch_masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
     """The algorithms' masks that look at whole batches, each once: an analysis needs no weights."""
-    return tuple(dict.fromkeys(mask for algorithm in algorithms for mask in algorithm.batch_masks))
+    masks = chain.from_iterable(algorithm.batch_masks for algorithm in algorithms)
+    return tuple(dict.fromkeys(masks))
 
 
 def as_one_batch(policies: Policies, advantage_T: Array, rules: Iterable[Rule]) -> Policies:
     """The policies after a first pass of these rules over exactly their tokens, as one batch and
     one group.
     """
-    one_S = np.zeros(len(policies.offset_S1) - 1, dtype=np.int64)
-    batches = Batches(one_S, one_S, policies.hash_T)
-    gathering = FirstPass([rule for rule in rules if rule.scope is not None])
-    gathering.update(replace(policies, batches=batches), advantage_T)
-    return replace(policies, batches=batches.settled(gathering.found()))
+    key_S = np.zeros(len(policies.offset_S1) - 1, dtype=np.int64)
+    batches = Batches(key_S, key_S, policies.hash_T)
+    first_pass = FirstPass([rule for rule in rules if rule.scope is not None])
+    first_pass.update(replace(policies, batches=batches), advantage_T)
+    return replace(policies, batches=batches.with_values(first_pass.settle()))
 
 
 class FirstPass:
@@ -49,36 +50,37 @@ class FirstPass:
         offset_S1 = as_numpy(policies.offset_S1)
         for rule, rows in zip(self.rules, self._rows, strict=True):
             assert rule.scope is not None
-            key_S, collected_TM = batches.key_S(rule.scope), rule.collect(policies, advantage_T)
-            # First responses of runs of one batch
+            key_S = batches.key_S(rule.scope)
+            collected_TM = rule.collect(policies, advantage_T)
+            # Responses of a batch usually follow each other: a run of them is one piece of rows.
+            # The key before the first one is its complement, so that a run begins there.
             first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))
-            for first, last in pairwise([*first_R.tolist(), len(key_S)]):
-                if offset_S1[first] < offset_S1[last]:
-                    rows_UM = collected_TM[offset_S1[first] : offset_S1[last]]
-                    # A view would keep all in memory
+            for first, end in pairwise([*first_R.tolist(), len(key_S)]):
+                rows_UM = collected_TM[offset_S1[first] : offset_S1[end]]
+                if len(rows_UM):
+                    # A view would keep the rows of all batches in memory
                     rows.setdefault(int(key_S[first]), []).append(rows_UM.copy())
 
     def merge(self, other: Self) -> None:
         """Add the rows that another one has collected."""
         for rows, other_rows in zip(self._rows, other._rows, strict=True):
-            for key, parts in other_rows.items():
-                rows.setdefault(key, []).extend(parts)
+            for key, pieces in other_rows.items():
+                rows.setdefault(key, []).extend(pieces)
 
-    def found(self) -> dict[Rule, BatchValues]:
+    def settle(self) -> dict[Rule, BatchValues]:
         """The numbers that each rule settles for each batch."""
-        return {
-            rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)
-        }
+        rows_of_rules = zip(self.rules, self._rows, strict=True)
+        return {rule: _settle(rule, rows) for rule, rows in rows_of_rules}
 
 
-def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> BatchValues:
+def _settle(rule: Rule, rows: dict[int, list[np.ndarray]]) -> BatchValues:
+    if not rows:
+        return BatchValues(np.zeros(0, dtype=np.int64), NO_VALUES)
     keys = sorted(rows)
     values = [rule.settle(np.concatenate(rows[key])) for key in keys]
-    if len({len(values_F) for values_F in values}) > 1:
+    if len(set(map(len, values))) > 1:
         raise MismatchError(
             f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
             "Fix it."
         )
-    return BatchValues(
-        np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND
-    )
+    return BatchValues(np.array(keys, dtype=np.int64), np.stack(values))

@@ -10,7 +10,7 @@ from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, USUAL_WORDS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,19 @@ class ListedMask:
     @property
     def typed(self) -> str:
         """`binary-tv:delta=0.15`, as a flag has it."""
+        if not self.thresholds:
+            return self.name
         letters = trust_regions.symbols(trust_regions.find(self.name))
-        parameters = ",".join(
-            f"{trust_regions.in_latin_letters(letters.get(name, name))}={value}"
-            for name, value in self.thresholds.items()
-        )
-        return f"{self.name}:{parameters}" if parameters else self.name
+        assignments = []
+        for name, value in self.thresholds.items():
+            letter = trust_regions.in_latin_letters(letters.get(name, name))
+            assignments.append(f"{letter}={value}")
+        return f"{self.name}:{','.join(assignments)}"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All of them; `owners` has the variants of single frameworks, `weights` installed ones."""
+    """All algorithms; `owners` has the variants of single frameworks, `weights` installed ones."""
 
     algorithms: Sequence[ListedAlgorithm]
     owners: Sequence[ListedAlgorithm]
@@ -67,6 +69,6 @@ def listing() -> Listing:
 
 def _listed(row: Algorithm) -> ListedAlgorithm:
     blocked_when, weight = row.formulas
-    names = ALIASES | {word: MEANINGS[word][0] for word in TAKEN}
+    names = ALIASES | {word: MEANINGS[word][0] for word in USUAL_WORDS}
     aliases = [alias for alias, name in names.items() if name == row.name]
     return ListedAlgorithm(row.name, aliases, row.anchor, blocked_when, weight, row.source)

@@ -33,12 +33,12 @@ class Rule(ABC):
     @property
     @abstractmethod
     def module(self) -> ModuleType:
-        """The module that defines it."""
+        """The module that defines the rule."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name in trust_regions/ or weights/, or the path of a user's file."""
+        """The rule's name in trust_regions/ or weights/, or the path of a user's file."""
 
     @property
     @abstractmethod
@@ -47,8 +47,8 @@ class Rule(ABC):
 
     @property
     def scope(self) -> Scope | None:
-        """What it must see completely before it decides: a batch, or all answers to a prompt in
-        a step.
+        """What the rule must see completely before it decides: a batch, or all answers to a
+        prompt in a step; None if it decides at once.
         """
         return getattr(self.module, "SCOPE", None)
 
@@ -61,11 +61,10 @@ class Rule(ABC):
     @silent
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
         """The numbers that follow from the tokens of one batch, in any order, [F]."""
-        return np.array(
-            self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64
-        )
+        numbers = self.module.settle(rows_UM.astype(np.float64), **self.parameters)
+        return np.array(numbers, dtype=np.float64)
 
-    def _settled(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
+    def _settled_columns(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
         """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at
         batches.
 
@@ -74,15 +73,16 @@ class Rule(ABC):
         if self.scope is None:
             return ()
         batches = policies.batches
-        if batches is None or self not in batches.found:
+        if batches is None or self not in batches.batch_values:
             raise FirstPassError(
                 f"{self.name} looks at a whole {self.scope} before it decides, but no first pass "
                 "has collected these tokens. In mismatch_cli.rules.algorithms.first_pass, "
-                "`Gathering` makes one over many parts, and `as_one_batch` over tokens that are "
+                "`FirstPass` makes one over many parts, and `as_one_batch` over tokens that are "
                 f"a whole {self.scope}."
             )
         key_S = batches.key_S(self.scope)
-        values_TF = batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
+        key_T = key_S[as_numpy(policies.responses.response_T)]
+        values_TF = batches.batch_values[self].of(key_T)
         return (convert_like(advantage_T, values_TF),)
 
 
@@ -112,25 +112,28 @@ class Mask(Rule):
     @property
     def formula(self) -> str:
         """When a token is blocked, followed by the values of the letters: `… > δ (δ = 0.15)`."""
-        values = {
-            name: f"{value:g}" if isinstance(value, float) else value
-            for name, value in self.parameters.items()
-        }
-        shown = values | trust_regions.symbols(self.module)
-        words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(
-            **self.ratio.symbols, **shown
-        )
-        return f"{words} ({self.settings})" if self.settings else words
+        # A threshold appears as its letter, or by its value if it has none
+        thresholds = dict(self.parameters)
+        for name, value in thresholds.items():
+            if isinstance(value, float):
+                thresholds[name] = f"{value:g}"
+        thresholds |= trust_regions.symbols(self.module)
+        template = getattr(self.module, "FORMULA", f"as {self.region} decides")
+        formula = template.format(**self.ratio.symbols, **thresholds)
+        return f"{formula} ({self.settings})" if self.settings else formula
 
     @property
     def settings(self) -> str:
         """The thresholds with a letter, both sides together: `ε = 0.2 / 0.28`."""
         sides: dict[str, list[str]] = {}
         for name, symbol in trust_regions.symbols(self.module).items():
-            sides.setdefault(symbol.partition("_")[0], []).append(f"{self.parameters[name]:g}")
-        return ", ".join(
-            f"{letter} = {' / '.join(dict.fromkeys(values))}" for letter, values in sides.items()
-        )
+            letter = symbol.partition("_")[0]
+            sides.setdefault(letter, []).append(f"{self.parameters[name]:g}")
+        settings = []
+        for letter, values in sides.items():
+            distinct = " / ".join(dict.fromkeys(values))
+            settings.append(f"{letter} = {distinct}")
+        return ", ".join(settings)
 
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:
@@ -140,9 +143,8 @@ class Mask(Rule):
         if self._is_foreign:
             decision = self._ask_own_file(policies, advantage_T)
         else:
-            settled = self._settled(policies, advantage_T)
-            decision = self.module.trust_region(
-                policies.compare(self.ratio), advantage_T, *settled, **self.parameters
+            decision = self._ask(
+                policies, advantage_T, self._settled_columns(policies, advantage_T)
             )
         # A token with A = 0, as outside the loss mask, has no update, whatever its statistic.
         # Blocking it would change no gradient, but raise every share of blocked tokens.
@@ -184,21 +186,23 @@ class Mask(Rule):
         return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
 
     def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
-        copies, columns = (
-            self._copies(policies),
-            (copied(advantage_T), *self._settled(policies, advantage_T)),
-        )
+        settled = self._settled_columns(policies, advantage_T)
+        copies, own_advantage_T = self._copies(policies), copied(advantage_T)
         with trust_regions.report_errors_of(self.region, error_class=MismatchError):
-            answer: Decision = self.module.trust_region(
-                copies.compare(self.ratio), *columns, **self.parameters
-            )
-            why = trust_regions.describe_flaw(answer, advantage_T)
-        if why:
+            answer = self._ask(copies, own_advantage_T, settled)
+            flaw = trust_regions.describe_flaw(answer, advantage_T)
+        if flaw:
             raise MismatchError(
                 f"{self.region} must return Decision(keep_T, statistic_T): one bool and one "
-                f"number for each token. {why} Fix it."
+                f"number for each token. {flaw} Fix it."
             )
         return answer
+
+    def _ask(self, policies: Policies, advantage_T: Array, settled: tuple[Array, ...]) -> Decision:
+        decision: Decision = self.module.trust_region(
+            policies.compare(self.ratio), advantage_T, *settled, **self.parameters
+        )
+        return decision
 
 
 @dataclass(frozen=True)
@@ -231,37 +235,41 @@ class Factor(Rule):
 
     @property
     def bounded(self) -> bool:
+        """Whether the factor is a ratio with a bound."""
         return self.bounds != (0.0, inf)
 
     def with_parameters(self, **chosen: Any) -> Factor:
         """The factor with other parameters, cast to the types of their defaults; defaults are
         not stored.
         """
-        values, defaults = self.parameters | chosen, weights.parameters(self.module)
-        changed = {
-            name: type(defaults[name])(value)
-            for name, value in values.items()
-            if value != defaults[name]
-        }
+        defaults = weights.parameters(self.module)
+        changed = {}
+        for name, value in (self.parameters | chosen).items():
+            default = defaults[name]
+            if value != default:
+                changed[name] = type(default)(value)
         return replace(self, chosen=tuple(changed.items()))
 
     @silent
     def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
         """The factor of each token."""
-        compared, settled = policies.compare(self.ratio), self._settled(policies, advantage_T)
-        found: Array = self.module.weight(
+        compared = policies.compare(self.ratio)
+        settled = self._settled_columns(policies, advantage_T)
+        weight_T: Array = self.module.weight(
             compared, self.ratio.level, advantage_T, *settled, **self.parameters
         )
-        return found
+        return weight_T
 
     def __str__(self) -> str:
-        values = {name: f"{value:g}" for name, value in self.parameters.items()}
-        text = (
+        template = (
             self.module.formula(self.parameters)
             if hasattr(self.module, "formula")
             else self.module.FORMULA
         )
-        return str(text.format(**self.ratio.symbols | {"r": str(self.ratio)}, **values))
+        values = {name: f"{value:g}" for name, value in self.parameters.items()}
+        # In a weight, unlike a mask, r has the level of the ratio: Πr or (Πr)^(1/|y|)
+        symbols = self.ratio.symbols | {"r": str(self.ratio)}
+        return str(template.format(**symbols, **values))
 
 
 def capped(ratio: Ratio, floor: float = 0.0, cap: float = inf) -> Factor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import as_one_batch
 from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, USUAL_WORDS, VARIANTS
 from mismatch_cli.rules.decisions import MOST_RANKS
-from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
+from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
+
+_MaskOrFactor = TypeVar("_MaskOrFactor", Mask, Factor)
 
 
 def parse_algorithm(spec: str, *, training: bool = False) -> Algorithm:
@@ -35,22 +37,25 @@ def parse_algorithm(spec: str, *, training: bool = False) -> Algorithm:
     choices are.
     """
     spec = usual_meaning(spec)
-    name, colon, given = spec.partition(":")
-    algorithm = _by_name(name)
+    name, colon, assignments = spec.partition(":")
+    algorithm = _find(name)
     if colon:
-        algorithm = replace(_with_parameters(algorithm, _parse(spec, given)), name=_short(spec))
+        algorithm = _with_parameters(algorithm, _split_parameters(spec, assignments))
+        algorithm = replace(algorithm, name=_short(spec))
     _try_out(algorithm, training)
     return algorithm
 
 
 def usual_meaning(spec: str) -> str:
     """`dppo-binary-tv` for `dppo`, with its parameters: what a word that everybody uses means."""
-    name, colon, parameters = spec.partition(":")
+    name, colon, assignments = spec.partition(":")
     word = name.lower()
-    return MEANINGS[word][0] + colon + parameters if word in TAKEN else spec
+    if word not in USUAL_WORDS:
+        return spec
+    return MEANINGS[word][0] + colon + assignments
 
 
-def _by_name(name: str) -> Algorithm:
+def _find(name: str) -> Algorithm:
     canonical = ALIASES.get(name, name)
     rows = TABLE | VARIANTS
     if canonical in rows:
@@ -61,7 +66,9 @@ def _by_name(name: str) -> Algorithm:
         mask = Mask(name)
         mask.module  # noqa: B018 - refuses an unusable file here, in one sentence
         return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
-    foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
+    # Our own weights are used in rows of the table, and have no name of their own there.
+    # An installed one has no row, so its name is an algorithm without masks.
+    foreign = registry.installed(weights.PACKAGE)
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
     meanings = MEANINGS.get(name.lower())
@@ -74,80 +81,84 @@ def _by_name(name: str) -> Algorithm:
 
 def _short(spec: str) -> str:
     """The name in tables: a user's file without its folder."""
-    name, colon, given = spec.partition(":")
-    return (Path(name).stem if name.endswith(".py") else name) + colon + given
+    name, colon, assignments = spec.partition(":")
+    if name.endswith(".py"):
+        name = Path(name).stem
+    return name + colon + assignments
 
 
-def _parse(spec: str, given: str) -> dict[str, str]:
-    pairs = [part.partition("=") for part in given.split(",")]
-    if any(not name or not value for name, _, value in pairs):
-        raise UsageError(
-            f"'{spec}' is not an algorithm with parameters. Write "
-            "NAME:PARAMETER=VALUE,PARAMETER=VALUE."
-        )
-    parameters = {name.strip(): value.strip() for name, _, value in pairs}
-    if len(parameters) < len(pairs):
+def _split_parameters(spec: str, assignments: str) -> dict[str, str]:
+    """`delta=0.1,k=5` by name; a `UsageError` unless each is a name and a value, given once."""
+    pairs = [assignment.partition("=") for assignment in assignments.split(",")]
+    for name, _, value in pairs:
+        if not name or not value:
+            raise UsageError(
+                f"'{spec}' is not an algorithm with parameters. Write "
+                "NAME:PARAMETER=VALUE,PARAMETER=VALUE."
+            )
+    typed = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(typed) < len(pairs):
         raise UsageError(f"'{spec}' gives a parameter twice. Give each one once.")
-    return parameters
+    return typed
 
 
 def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorithm:
-    given = _resolved(algorithm, typed)
-    masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
-    factors = [*algorithm.weight, *([algorithm.term] if algorithm.term else [])]
-    tuned_factors = _weighed(factors, given)
-    weight = tuned_factors[: len(algorithm.weight)]
-    tuned = replace(
-        algorithm, masks=masks, weight=weight, term=next(iter(tuned_factors[len(weight) :]), None)
-    )
-    return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
+    texts = _resolve(algorithm, typed)
+    masks = tuple(_set_thresholds(mask, texts) for mask in algorithm.masks)
+    algorithm = algorithm.with_rules(masks, _set_parameters(algorithm.factors, texts))
+    if "anchor" in texts:
+        return _measure_from(texts["anchor"].text, algorithm)
+    return algorithm
 
 
 class _ParameterText(NamedTuple):
-    """The text that was given for a parameter, and the name that was used for it."""
+    """The text that was typed for a parameter, and the name that was used for it."""
 
     name: str
     text: str
 
 
-def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _ParameterText]:
+def _resolve(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _ParameterText]:
     """Parameters by their names in masks and weights: `delta` and `δ` are `max_tv` of binary-tv."""
     accepted = _accepted(algorithm)
-    targets = {trust_regions.in_latin_letters(name): meant for name, meant in accepted.items()}
-    found: dict[str, _ParameterText] = {}
+    if not accepted:
+        raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
+    targets = {trust_regions.in_latin_letters(name): names for name, names in accepted.items()}
+    texts: dict[str, _ParameterText] = {}
     for name, text in typed.items():
-        if not accepted:
-            raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
         parameters = targets.get(trust_regions.in_latin_letters(name))
         if not parameters:
             raise UsageError(
-                registry.lacks_name(algorithm.name, "parameter", name, targets, _listed(accepted))
+                registry.lacks_name(algorithm.name, "parameter", name, targets, _choices(accepted))
             )
         for parameter in parameters:
-            if parameter in found:
+            if parameter in texts:
                 raise UsageError(
-                    f"{found[parameter].name} and {name} both set {parameter}. Give each one once."
+                    f"{texts[parameter].name} and {name} both set {parameter}. Give each one once."
                 )
-            found[parameter] = _ParameterText(name, text)
-    return found
+            texts[parameter] = _ParameterText(name, text)
+    return texts
 
 
 def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
     """The parameters that each name sets: its own, the one with its letter, or both sides of ε."""
-    letters = {
-        name: symbol
-        for rule in algorithm.rules
-        for name, symbol in trust_regions.symbols(rule.module).items()
-    }
     accepted: dict[str, list[str]] = {}
-    for module in {rule.module for rule in algorithm.rules if hasattr(rule.module, "BOTH_SIDES")}:
-        accepted[module.BOTH_SIDES] = list(trust_regions.symbols(module))
+    letters: dict[str, str] = {}
+    for rule in algorithm.rules:
+        symbols = trust_regions.symbols(rule.module)
+        letters |= symbols
+        if hasattr(rule.module, "BOTH_SIDES"):
+            accepted[rule.module.BOTH_SIDES] = list(symbols)
     for name, symbol in letters.items():
+        # ε_low is typed as ε_low, or with ε_high as ε
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
-    names = {name for rule in algorithm.rules for name in rule.parameters}
-    anchor = {"anchor": ["anchor"]} if _anchors(algorithm) else {}
-    return accepted | {name: [name] for name in names} | anchor
+    for rule in algorithm.rules:
+        for name in rule.parameters:
+            accepted[name] = [name]
+    if _anchors(algorithm):
+        accepted["anchor"] = ["anchor"]
+    return accepted
 
 
 def _anchors(algorithm: Algorithm) -> set[str]:
@@ -155,36 +166,39 @@ def _anchors(algorithm: Algorithm) -> set[str]:
     return {rule.ratio.anchor for rule in algorithm.rules if rule.ratio.current == "trainer"}
 
 
-def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
+def _choices(accepted: Mapping[str, Sequence[str]]) -> list[str]:
     """The names to choose from, each with its aliases: `delta (δ, max_drop)`, `cap (C)`, `delta
     (δ, both sides)`.
     """
-    letters = {key: names for key, names in accepted.items() if names != [key]}
-    named = {names[0] for names in letters.values() if len(names) == 1}
-    listed = [name for name in accepted if name not in letters and name not in named]
-    for meant in dict.fromkeys(map(tuple, letters.values())):
-        # Greek ones first
-        symbols = sorted((key for key in letters if tuple(letters[key]) == meant), key=str.isascii)
-        spelled = [trust_regions.in_latin_letters(symbol) for symbol in symbols]
-        if len(meant) > 1:
-            names = [spelled[0], *symbols, "both sides"]
+    aliases: dict[tuple[str, ...], list[str]] = {}  # by the parameters that they set
+    for name, parameters in accepted.items():
+        if parameters != [name]:
+            aliases.setdefault(tuple(parameters), []).append(name)
+    choices = [name for name in accepted if accepted[name] == [name] and (name,) not in aliases]
+    for parameters, symbols in aliases.items():
+        # Greek letters come first, by their Latin names
+        symbols.sort(key=str.isascii)
+        latin = [trust_regions.in_latin_letters(symbol) for symbol in symbols]
+        if len(parameters) > 1:
+            names = [latin[0], *symbols, "both sides"]
+        elif latin == symbols:
+            names = [parameters[0], *symbols]
         else:
-            names = [meant[0], *symbols] if spelled == symbols else [spelled[0], *symbols, meant[0]]
+            names = [latin[0], *symbols, parameters[0]]
         first, *others = dict.fromkeys(names)
-        listed.append(f"{first} ({', '.join(others)})")
-    return listed
+        choices.append(f"{first} ({', '.join(others)})")
+    return choices
 
 
-def _tuned(mask: Mask, given: Mapping[str, _ParameterText]) -> Mask:
-    chosen = {
-        name: _like(default, given[name])
-        for name, default in mask.parameters.items()
-        if name in given
-    }
-    return replace(mask, chosen=tuple((dict(mask.chosen) | chosen).items()))
+def _set_thresholds(mask: Mask, texts: Mapping[str, _ParameterText]) -> Mask:
+    chosen = dict(mask.chosen)
+    for name, default in mask.parameters.items():
+        if name in texts:
+            chosen[name] = _convert(texts[name], default)
+    return replace(mask, chosen=tuple(chosen.items()))
 
 
-def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
+def _measure_from(anchor: str, algorithm: Algorithm) -> Algorithm:
     """Measure the trainer from `anchor` in masks, weight and term: one without the others is not a
     known algorithm.
     """
@@ -193,21 +207,16 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
     if _anchors(algorithm) == {anchor}:
         return algorithm
     _check_anchor(algorithm, anchor)
-    return replace(
-        algorithm,
-        masks=tuple(replace(mask, ratio=_from(anchor, mask.ratio)) for mask in algorithm.masks),
-        weight=tuple(
-            replace(factor, ratio=_from(anchor, factor.ratio)) for factor in algorithm.weight
-        ),
-        term=None
-        if algorithm.term is None
-        else replace(algorithm.term, ratio=_from(anchor, algorithm.term.ratio)),
+    return algorithm.with_rules(
+        tuple(_with_anchor(anchor, mask) for mask in algorithm.masks),
+        tuple(_with_anchor(anchor, factor) for factor in algorithm.factors),
     )
 
 
 def _check_anchor(algorithm: Algorithm, anchor: str) -> None:
     """Refuse another anchor where the algorithm compares with more than one policy."""
-    anchors, ratios = _anchors(algorithm), [rule.ratio for rule in algorithm.rules]
+    anchors = _anchors(algorithm)
+    ratios = [rule.ratio for rule in algorithm.rules]
     if len(anchors) > 1:
         others = " and ".join(sorted(anchors - {"rollout"}))
         raise UsageError(
@@ -228,13 +237,15 @@ def _check_anchor(algorithm: Algorithm, anchor: str) -> None:
         )
 
 
-def _from(anchor: str, ratio: Ratio) -> Ratio:
-    return replace(ratio, anchor=anchor) if ratio.current == "trainer" else ratio  # type: ignore[arg-type]
+def _with_anchor(anchor: str, rule: _MaskOrFactor) -> _MaskOrFactor:
+    if rule.ratio.current != "trainer":
+        return rule
+    return replace(rule, ratio=replace(rule.ratio, anchor=anchor))  # type: ignore[arg-type]
 
 
-def _like(default: Threshold, given: _ParameterText) -> Threshold:
-    """The text as a value of the default's type."""
-    name, text = given
+def _convert(typed: _ParameterText, default: Threshold) -> Threshold:
+    """The text as a value of the default's type, which is also the example in a `UsageError`."""
+    name, text = typed
     if isinstance(default, str):
         return text
     if isinstance(default, bool):
@@ -246,25 +257,27 @@ def _like(default: Threshold, given: _ParameterText) -> Threshold:
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
-        whole = "whole " * isinstance(default, int)
-        raise UsageError(
-            f"{name}={text} is not a {whole}number. Example: {name}={default}"
-        ) from None
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise UsageError(f"{name}={text} is not a {kind}. Example: {name}={default}") from None
     if not isfinite(value):
         raise UsageError(f"{name}={text} is not a finite number. Example: {name}={default}")
     return value
 
 
-def _weighed(factors: Sequence[Factor], given: Mapping[str, _ParameterText]) -> tuple[Factor, ...]:
-    """Factors with the given parameters; each one applies to the last factor that has it."""
-    left, tuned = dict(given), list[Factor]()
+def _set_parameters(
+    factors: Sequence[Factor], texts: Mapping[str, _ParameterText]
+) -> tuple[Factor, ...]:
+    """Factors with the typed parameters; each one applies to the last factor that has it."""
+    remaining = dict(texts)
+    tuned: list[Factor] = []
     for factor in reversed(factors):
-        defaults = {name: default for name, default in factor.parameters.items() if name in left}
-        typed = {
-            name: _like(0.0 if default == inf else default, left.pop(name))
-            for name, default in defaults.items()
-        }
-        tuned.insert(0, factor.with_parameters(**typed))
+        chosen = {}
+        for name, default in factor.parameters.items():
+            if name in remaining:
+                # The default cap is ∞, which cannot be typed: the example in an error is 0
+                example = 0.0 if default == inf else default
+                chosen[name] = _convert(remaining.pop(name), example)
+        tuned.insert(0, factor.with_parameters(**chosen))
     return tuple(tuned)
 
 
@@ -275,11 +288,11 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
         from torch import from_numpy
 
         libraries.append(from_numpy)
-    for factor in (rule for rule in algorithm.rules if isinstance(rule, Factor)):
-        factor.weight_T(*_seen((factor,), 0, np.asarray))
+    for factor in algorithm.factors:
+        factor.weight_T(*_two_tokens(factor, 0, np.asarray))
     for mask, as_array in product(algorithm.masks, libraries):
         try:
-            mask.decide(*_seen((mask,), algorithm.needs_top_k, as_array))
+            mask.decide(*_two_tokens(mask, algorithm.needs_top_k, as_array))
         except trust_regions.EndsProgramError:
             raise
         except MismatchError as error:
@@ -288,25 +301,17 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
             mask.formula  # noqa: B018 - finds names in braces that are not thresholds
 
 
-def _seen(
-    rules: Sequence[Rule], top_k: int, as_array: Callable[[np.ndarray], Array]
+def _two_tokens(
+    rule: Rule, top_k: int, as_array: Callable[[np.ndarray], Array]
 ) -> tuple[Policies, Array]:
-    """Two tokens, as a batch that these rules have seen, and their advantages."""
-    policies, advantage_T = _two_tokens(top_k, as_array)
-    return as_one_batch(policies, advantage_T, rules), advantage_T
-
-
-def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Policies, Array]:
-    """A response of two tokens, and their advantages."""
+    """A response of two tokens, as a batch that the rule has seen, and their advantages."""
+    logp_T = as_array(np.array([-0.1, -2.0], dtype=np.float32))
+    advantage_T = as_array(np.array([1.0, -1.0], dtype=np.float32))
+    # Equal log-probs of −k: the K probabilities add up to less than 1 for every k
     k = min(max(top_k, 1), MOST_RANKS)
-    logp_T, advantage_T = (
-        as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0))
-    )
-    logp_2K, ids_2K = (
-        as_array(np.full((2, k), -k, dtype=np.float32)),
-        as_array(np.zeros((2, k), dtype=np.int32)),
-    )
+    logp_2K = as_array(np.full((2, k), -k, dtype=np.float32))
+    ids_2K = as_array(np.zeros((2, k), dtype=np.int32))
     topk = TopKLogProbs(ids_2K[:, 0], ids_2K, logp_2K, logp_2K, logp_2K)
-    return Policies(
-        logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T, average=logp_T
-    ), advantage_T
+    offset_S1 = as_array(np.array([0, 2]))
+    policies = Policies(logp_T, logp_T, logp_T, offset_S1, topk, -logp_T, average=logp_T)
+    return as_one_batch(policies, advantage_T, [rule]), advantage_T

@@ -27,9 +27,11 @@ def _rows() -> list[Row]:
     rows: list[Row] = list(_PUBLISHED["algorithm"])
     for content in _FRAMEWORKS.values():
         for row in content["algorithm"]:
+            if "after" not in row:
+                rows.append({"variant": True, **row})
+                continue
             names = [other["name"] for other in rows]
-            place = names.index(row["after"]) + 1 if "after" in row else len(rows)
-            rows.insert(place, {"variant": "after" not in row, **row})
+            rows.insert(names.index(row["after"]) + 1, {"variant": False, **row})
     return rows
 
 
@@ -38,13 +40,12 @@ def _named(rows: Iterable[Row], *, variant: bool) -> dict[str, Algorithm]:
 
 
 def _algorithm(row: Row) -> Algorithm:
-    term = row.get("term")
     return Algorithm(
         row["name"],
-        tuple(_mask(entry) for entry in row.get("masks", ())),
-        tuple(_factor(entry) for entry in row.get("weight", ())),
+        tuple(map(_mask, row.get("masks", ()))),
+        tuple(map(_factor, row.get("weight", ()))),
         row["source"],
-        None if term is None else _factor(term),
+        _factor(row["term"]) if "term" in row else None,
     )
 
 
@@ -62,7 +63,8 @@ def _rule(entry: Row) -> tuple[str, Ratio, dict[str, Any]]:
     """The name, the ratio and the parameters of a mask or factor."""
     parameters = dict(entry)
     current, anchor = parameters.pop("ratio", "trainer/rollout").split("/")
-    level, gap_cap = parameters.pop("level", "token"), parameters.pop("gap_cap", inf)
+    level = parameters.pop("level", "token")
+    gap_cap = parameters.pop("gap_cap", inf)
     return parameters.pop("name"), Ratio(current, anchor, level, gap_cap), parameters
 
 
@@ -83,4 +85,4 @@ ALIASES: dict[str, str] = _PUBLISHED["aliases"]
 # What the field's words can mean, the usual meaning first
 MEANINGS = _meanings()
 # Words of the field that everybody uses for one of their meanings: the first
-TAKEN = ("dppo", "grpo")
+USUAL_WORDS = ("dppo", "grpo")

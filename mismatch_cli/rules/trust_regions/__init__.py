@@ -78,10 +78,11 @@ def register_texts(texts: Mapping[str, str]) -> None:
 
 def source_text(path: Path) -> str:
     """The text of a user's file, from here or the machine where it was read."""
-    brought = text_by_path.get(str(path))
-    return path.read_text(encoding="utf-8") if brought is None else brought
+    text = text_by_path.get(str(path))
+    return path.read_text(encoding="utf-8") if text is None else text
 
 
+# The users' files that were read on another machine, and need not be on this one
 text_by_path: dict[str, str] = {}
 
 
@@ -97,18 +98,30 @@ def symbols(region: ModuleType) -> dict[str, str]:
 
 def in_latin_letters(name: str) -> str:
     """A name without Greek letters: `ε_low` is `epsilon_low`."""
-    return name.translate(_SPELLED)
+    return name.translate(_LATIN)
 
 
-_GREEK = {"α": "alpha", "β": "beta", "δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "λ": "lambda"}
-_SPELLED = str.maketrans(_GREEK | {"ρ": "rho", "τ": "tau", "φ": "phi"})
+_LATIN = str.maketrans(
+    {
+        "α": "alpha",
+        "β": "beta",
+        "δ": "delta",
+        "ε": "epsilon",
+        "ϵ": "epsilon",
+        "λ": "lambda",
+        "ρ": "rho",
+        "τ": "tau",
+        "φ": "phi",
+    }
+)
 
 
 def describe_flaw(answer: object, advantage_T: Array) -> str:
     """What is wrong with a mask's result, as a sentence; empty if nothing is."""
     if not isinstance(answer, Decision):
         return f"It returned {type(answer).__name__}."
-    for name, column_T in (("keep_T", answer.keep_T), ("statistic_T", answer.statistic_T)):
+    for name in ("keep_T", "statistic_T"):
+        column_T = getattr(answer, name)
         shape = tuple(getattr(column_T, "shape", ()))
         if not isinstance(column_T, type(advantage_T)):
             return (
@@ -124,7 +137,9 @@ def describe_flaw(answer: object, advantage_T: Array) -> str:
     xp = namespace(advantage_T)
     if answer.keep_T.dtype != xp.bool:
         return f"Its keep_T holds {answer.keep_T.dtype}."
-    if missing := int(xp.sum(xp.isnan(answer.statistic_T) & (advantage_T != 0))):
+    # A token without an advantage has no update, so nothing reads its statistic
+    missing = int(xp.sum(xp.isnan(answer.statistic_T) & (advantage_T != 0)))
+    if missing:
         return f"Its statistic_T is NaN at {missing:,} of {len(advantage_T):,} tokens."
     return ""
 
@@ -153,8 +168,9 @@ def report_errors_of(
             "call."
         ) from error
     except BaseException as error:
-        if sentence := not_installed(error, str(name)):
-            raise error_class(sentence) from error
+        missing_package = not_installed(error, str(name))
+        if missing_package:
+            raise error_class(missing_package) from error
         if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
         raise error_class(
@@ -193,45 +209,55 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _check_signature(path: Path, module: Any) -> None:
-    parameters = list(inspect.signature(module.trust_region).parameters.values())
-    keyword_only = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    without_default = [p.name for p in keyword_only if p.default is inspect.Parameter.empty]
-    columns = ["compared", "advantage_T", *["settled_TF"] * hasattr(module, "SCOPE")]
-    if len(parameters) - len(keyword_only) != len(columns) or without_default:
+    columns = ["compared", "advantage_T"]
+    if hasattr(module, "SCOPE"):
+        columns.append("settled_TF")
+    parameters = inspect.signature(module.trust_region).parameters
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    takes_columns = len(parameters) - len(defaults) == len(columns)
+    lacks_default = any(default is inspect.Parameter.empty for default in defaults.values())
+    if not takes_columns or lacks_default:
         raise UsageError(
             f"{path}: trust_region must take ({', '.join(columns)}) and keyword-only thresholds "
             "with defaults. See mismatch-cli guide clipstats."
         )
     if hasattr(module, "SCOPE"):
         _check_scope(path, module)
-    defaults = {p.name: p.default for p in keyword_only}
-    if wrong := [
-        name for name, default in defaults.items() if not isinstance(default, float | int | str)
-    ]:
-        raise UsageError(
-            f"{path}: the default of {wrong[0]} must be a number or a text. Give it one."
-        )
+    _check_thresholds(path, module, defaults)
+
+
+def _check_thresholds(path: Path, module: Any, defaults: Mapping[str, Any]) -> None:
+    for name, default in defaults.items():
+        if not isinstance(default, float | int | str):
+            raise UsageError(
+                f"{path}: the default of {name} must be a number or a text. Give it one."
+            )
     if getattr(module, "READS_TOP_K", False) and type(defaults.get("k")) is not int:
         raise UsageError(
             f"{path} sets READS_TOP_K = True. Add a whole-number threshold k, the number of ranks."
         )
-    if strange := sorted(set(symbols(module)) - set(defaults)):
-        raise UsageError(
-            f"{path}: SYMBOLS names {strange[0]}, which is not a threshold of trust_region. Fix it."
-        )
-    if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
-        raise UsageError(
-            f"{path}: formulas already use the letter {taken.pop()}. Rename that threshold."
-        )
+    for name in sorted(symbols(module)):
+        if name not in defaults:
+            raise UsageError(
+                f"{path}: SYMBOLS names {name}, which is not a threshold of trust_region. Fix it."
+            )
+    for letter in ("r", "p", "q"):
+        if letter in defaults:
+            raise UsageError(
+                f"{path}: formulas already use the letter {letter}. Rename that threshold."
+            )
 
 
 def _check_scope(path: Path, module: Any) -> None:
     if module.SCOPE not in ("batch", "group"):
         raise UsageError(f"{path} sets SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
-    if missing := [
-        name for name in ("collect", "settle") if not callable(getattr(module, name, None))
-    ]:
-        raise UsageError(
-            f"{path} looks at a whole {module.SCOPE} but defines no {missing[0]}(). See "
-            "mismatch-cli guide extending."
-        )
+    for name in ("collect", "settle"):
+        if not callable(getattr(module, name, None)):
+            raise UsageError(
+                f"{path} looks at a whole {module.SCOPE} but defines no {name}(). See "
+                "mismatch-cli guide extending."
+            )

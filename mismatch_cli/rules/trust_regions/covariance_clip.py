@@ -42,7 +42,7 @@ def collect(
         compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high
     )
     columns = (advantage_T, compared.logp_current_T, compared.draw_T, clipped.keep_T)
-    return xp.stack([xp.astype(column, xp.float64) for column in columns], axis=1)
+    return xp.stack([xp.astype(column_T, xp.float64) for column_T in columns], axis=1)
 
 
 def settle(
@@ -62,12 +62,15 @@ def settle(
     rows_UM = rows_UM[rows_UM[:, 1] > -np.inf]
     if not len(rows_UM):
         return [0.0, 0.0, -1.0]
-    advantage_U, logp_U, draw_U, kept_U = rows_UM.T
-    means = advantage_U.mean(), logp_U.mean()
-    covariance_U = (advantage_U - means[0]) * (logp_U - means[1])
-    drawn_U = np.sort(draw_U[(covariance_U > cov_low) & (covariance_U < cov_high) & (kept_U > 0)])
-    number = min(max(int(share * len(rows_UM)), 1), len(drawn_U))
-    return [*means, drawn_U[number - 1] if number else -1.0]
+    advantage_U, logp_U, draw_U, in_clip_U = rows_UM.T
+    mean_advantage, mean_logp = advantage_U.mean(), logp_U.mean()
+    covariance_U = (advantage_U - mean_advantage) * (logp_U - mean_logp)
+    candidate_U = (covariance_U > cov_low) & (covariance_U < cov_high) & (in_clip_U > 0)
+    sorted_draw_U = np.sort(draw_U[candidate_U])
+    number = min(max(int(share * len(rows_UM)), 1), len(sorted_draw_U))
+    # A draw is at least 0: up to −1 none is dropped
+    last_draw = sorted_draw_U[number - 1] if number else -1.0
+    return [mean_advantage, mean_logp, last_draw]
 
 
 def trust_region(
@@ -86,8 +89,8 @@ def trust_region(
         compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high
     )
     covariance_T = (advantage_T - settled_TF[:, 0]) * (compared.logp_current_T - settled_TF[:, 1])
+    # An excluded token has log p = −∞; its covariance, infinite or NaN, becomes 0
     covariance_T = fill_where(covariance_T, compared.logp_current_T == -np.inf, 0.0)
     candidate_T = (covariance_T > cov_low) & (covariance_T < cov_high) & clipped.keep_T
-    return Decision(
-        clipped.keep_T & ~(candidate_T & (compared.draw_T <= settled_TF[:, 2])), covariance_T
-    )
+    drawn_T = candidate_T & (compared.draw_T <= settled_TF[:, 2])
+    return Decision(clipped.keep_T & ~drawn_T, covariance_T)

@@ -40,17 +40,19 @@ def trust_region(
     """
     shares(δ=max_tv, least_weight=least_weight)
     not_negative(budget=budget)
-    responses, size_T = compared.responses, abs(compared.difference_T)
-    xp = namespace(size_T)
-    length_T, place_T = responses.per_token(responses.length_S), responses.position_T
-    last_T, place_T = (xp.astype(x_T, xp.float64) for x_T in (length_T - 1, place_T))
+    responses = compared.responses
+    tv_T = abs(compared.difference_T)
+    xp = namespace(tv_T)
+    position_T = xp.astype(responses.position_T, xp.float64)
+    last_T = xp.astype(responses.per_token(responses.length_S) - 1, xp.float64)
+    # The weight falls linearly from 1 at the first token to `least_weight` at the last one
     fall_T = (1 - least_weight) / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
-    weight_T = 1 - fall_T * place_T
-    spent_T = weight_T * size_T
-    allowed_S = clamp(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
-    weights_before_T = place_T - fall_T * place_T * (place_T - 1) / 2
-    left_T = responses.per_token(allowed_S) * weights_before_T - (
-        responses.running_sum(spent_T) - spent_T
-    )
+    weight_T = 1 - fall_T * position_T
+    spent_T = weight_T * tv_T
+    spent_before_T = responses.running_sum(spent_T) - spent_T
+    budget_S = clamp(responses.quantile(tv_T, _QUANTILE), budget, 2 * budget)
+    # Σ of the weights before position t: t − fall · t (t − 1) / 2
+    weights_before_T = position_T - fall_T * position_T * (position_T - 1) / 2
+    left_T = responses.per_token(budget_S) * weights_before_T - spent_before_T
     over_T = spent_T - max_tv - xp.where(left_T < 0, left_T, 0 * left_T)
     return Decision(~(outward(compared.log_ratio_T, advantage_T) & (over_T > 0)), over_T)

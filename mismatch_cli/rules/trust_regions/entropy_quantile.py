@@ -30,7 +30,9 @@ def collect(compared: Compared, advantage_T: Array, *, share: float = 0.2) -> Ar
 
 def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
     """The smallest entropy to keep: the quantile 1 − share, interpolated linearly as in TRL."""
-    return [np.quantile(rows_UM[:, 0], 1 - share) if len(rows_UM) else -np.inf]
+    if not len(rows_UM):
+        return [-np.inf]
+    return [np.quantile(rows_UM[:, 0], 1 - share)]
 
 
 def trust_region(

@@ -19,7 +19,7 @@ SYMBOLS = {"max_kl": "δ"}
 NOT_ONE_SIDED = (
     "A KL estimate has no sign; a response is dropped whatever the advantage of its tokens."
 )
-_MOST = 20.0  # nats, as in verl
+_LARGEST_GAP = 20.0  # nats, as in verl
 
 
 def trust_region(
@@ -36,7 +36,7 @@ def trust_region(
     not_negative(δ=max_kl)
     if estimator not in ("k2", "k3"):
         raise UsageError(f"estimator={estimator} is unknown. Choose one of: k2, k3.")
-    d_T = clamp(compared.log_ratio_T, -_MOST, _MOST)
+    d_T = clamp(compared.log_ratio_T, -_LARGEST_GAP, _LARGEST_GAP)
     estimate_T = d_T * d_T / 2 if estimator == "k2" else divergences.phi(d_T)
     if over == "token":
         return Decision(estimate_T <= max_kl, estimate_T)

@@ -21,4 +21,5 @@ def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 1e-4
     """
     not_negative(δ=max_kl)
     statistic_T = compared.level_log_ratio_T("mean")
-    return Decision(~((advantage_T < 0) & (statistic_T < -max_kl)), statistic_T)
+    blocked_T = (advantage_T < 0) & (statistic_T < -max_kl)
+    return Decision(~blocked_T, statistic_T)

@@ -43,6 +43,8 @@ def trust_region(
     if alpha == 0:
         return clipped
     relaxed_T = compared.logp_anchor_T < log(alpha)
-    if relax != "both":
-        relaxed_T &= advantage_T > 0 if relax == "high" else advantage_T < 0
+    if relax == "high":
+        relaxed_T &= advantage_T > 0
+    elif relax == "low":
+        relaxed_T &= advantage_T < 0
     return Decision(clipped.keep_T | relaxed_T, clipped.statistic_T)

@@ -31,9 +31,8 @@ def collect(
     """(log p − log q)² of each counted token, NaN for the others."""
     xp = namespace(advantage_T)
     squared_T = compared.log_ratio_T**2
-    return xp.where(
-        _counts(compared, advantage_T, counted), squared_T, xp.full_like(squared_T, float("nan"))
-    )[:, None]
+    counts_T = _counts(compared, advantage_T, counted)
+    return xp.where(counts_T, squared_T, xp.full_like(squared_T, float("nan")))[:, None]
 
 
 def settle(
@@ -44,12 +43,15 @@ def settle(
 
     If the mean never falls below τ, only the smallest remains.
     """
-    sorted_U = np.sort(rows_UM[:, 0][~np.isnan(rows_UM[:, 0])])
+    squared_U = rows_UM[:, 0]
+    sorted_U = np.sort(squared_U[~np.isnan(squared_U)])
     if not len(sorted_U):
         return [np.inf]
+    # The mean of the smallest, of the two smallest, and so on
     mean_U = np.cumsum(sorted_U) / np.arange(1, len(sorted_U) + 1)
-    few_enough = np.flatnonzero(mean_U < max_moment)
-    return [sorted_U[few_enough[-1] if len(few_enough) else 0]]
+    below = np.flatnonzero(mean_U < max_moment)
+    last = below[-1] if len(below) else 0
+    return [sorted_U[last]]
 
 
 def trust_region(
@@ -73,7 +75,7 @@ def trust_region(
 def _counts(compared: Compared, advantage_T: Array, counted: str) -> Array:
     d_T = compared.log_ratio_T
     if counted == "all":
-        return d_T == d_T
+        return d_T == d_T  # True for every token, in d's library and on its device
     if counted != "outward":
         raise UsageError(f"counted={counted} is unknown. Choose one of: outward, all.")
     return outward(d_T, advantage_T)

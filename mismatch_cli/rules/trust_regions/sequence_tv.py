@@ -23,6 +23,5 @@ def trust_region(compared: Compared, advantage_T: Array, *, max_tv: float = 0.2)
     not_negative(δ=max_tv)
     responses = compared.responses
     statistic_T = responses.per_token(responses.mean(abs(compared.ratio_less_1_T)))
-    return Decision(
-        ~(outward(compared.log_ratio_T, advantage_T) & (statistic_T > max_tv)), statistic_T
-    )
+    blocked_T = outward(compared.log_ratio_T, advantage_T) & (statistic_T > max_tv)
+    return Decision(~blocked_T, statistic_T)

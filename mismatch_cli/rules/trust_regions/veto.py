@@ -24,10 +24,8 @@ def trust_region(
     """
     band_around_1(band_low=band_low, band_high=band_high)
     responses, d_T = compared.responses, compared.log_ratio_T
-    lowest_T, highest_T = (
-        responses.per_token(x) for x in (responses.smallest(d_T), responses.largest(d_T))
-    )
-    low_T = lowest_T < (log(band_low) if band_low else -inf)
-    return Decision(
-        ~low_T & (highest_T <= log(band_high)), namespace(d_T).where(low_T, lowest_T, highest_T)
-    )
+    lowest_T = responses.per_token(responses.smallest(d_T))
+    highest_T = responses.per_token(responses.largest(d_T))
+    below_T = lowest_T < (log(band_low) if band_low else -inf)
+    keep_T = ~below_T & (highest_T <= log(band_high))
+    return Decision(keep_T, namespace(d_T).where(below_T, lowest_T, highest_T))

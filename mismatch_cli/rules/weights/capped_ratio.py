@@ -25,4 +25,6 @@ def weight(
             f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0."
         )
     ratio_T = compared.level_ratio_T(level)
-    return clamp(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T
+    if floor == 0 and cap == inf:
+        return ratio_T
+    return clamp(ratio_T, floor, cap)

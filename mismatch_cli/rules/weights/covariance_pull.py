@@ -26,9 +26,8 @@ def collect(
 ) -> Array:
     """A and log p, float64."""
     xp = namespace(advantage_T)
-    return xp.stack(
-        [xp.astype(x, xp.float64) for x in (advantage_T, compared.logp_current_T)], axis=1
-    )
+    columns = (advantage_T, compared.logp_current_T)
+    return xp.stack([xp.astype(column_T, xp.float64) for column_T in columns], axis=1)
 
 
 def settle(rows_UM: np.ndarray, *, beta: float = 0.1, share: float = 2e-4) -> Sequence[float]:

@@ -44,8 +44,9 @@ def settle(
     temperature: float = 1e-4,
 ) -> Sequence[float]:
     """The median A of the group's responses; 0 for a single one, which has nothing to compare."""
-    known_U = rows_UM[:, 0][~np.isnan(rows_UM[:, 0])]
-    return [np.median(known_U) if len(known_U) > 1 else 0.0]
+    advantage_U = rows_UM[:, 0]
+    advantage_S = advantage_U[~np.isnan(advantage_U)]  # only first tokens have one
+    return [np.median(advantage_S) if len(advantage_S) > 1 else 0.0]
 
 
 def weight(
@@ -66,7 +67,8 @@ def weight(
             "A threshold is out of range: choose ε_low from 0 to 1, ε_high ≥ 0 and λ > 0."
         )
     xp = namespace(advantage_T)
-    half_T = xp.tanh((advantage_T - settled_TF[:, 0]) / (2 * temperature)) / 2  # σ(x) − ½
+    # σ(x) − ½ = tanh(x / 2) / 2, which neither overflows nor cancels at x = 0
+    half_T = xp.tanh((advantage_T - settled_TF[:, 0]) / (2 * temperature)) / 2
     target_less_1_T = (ratio_high - ratio_low) / 2 + (ratio_low + ratio_high) * half_T
     toward_T = xp.sign(target_less_1_T - compared.level_ratio_less_1_T(level))
     return xp.sign(advantage_T) * toward_T * compared.level_ratio_T(level)

@@ -6,6 +6,8 @@ TRL: for A > 0 log r is at most ε, for A < 0 at least −ε. A clipped token le
 `sequence-mean`: with `train`'s default aggregation the gradient is not the published one.
 """
 
+from math import inf
+
 from mismatch_cli.base.arrays import Array, clamp, namespace, select
 from mismatch_cli.rules.policies import Compared, Level
 
@@ -26,9 +28,10 @@ def weight(
     log_high: float = 0.4,
 ) -> Array:
     """exp(mean of the clipped log r) over the response; tokens without an advantage add 0."""
-    xp, d_T, infinite = namespace(advantage_T), compared.log_ratio_T, float("inf")
-    clipped_T = select(
-        advantage_T > 0, clamp(d_T, -infinite, log_high), clamp(d_T, -log_low, infinite)
-    )
+    xp = namespace(advantage_T)
+    d_T = compared.log_ratio_T
+    at_most_T = clamp(d_T, -inf, log_high)
+    at_least_T = clamp(d_T, -log_low, inf)
+    clipped_T = select(advantage_T > 0, at_most_T, at_least_T)
     clipped_T = xp.where(advantage_T == 0, xp.zeros_like(d_T), clipped_T)
     return xp.exp(compared.responses.per_token(compared.responses.mean(clipped_T)))

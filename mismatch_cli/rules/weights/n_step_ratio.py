@@ -11,14 +11,14 @@ from mismatch_cli.rules.policies import Compared, Level
 
 FORMULA = "Π{r} over {steps} tokens from this one on"
 SYMBOLS = {"steps": "N"}
-_MOST = 64  # each is a pass over the tokens
+_MOST_STEPS = 64  # each is a pass over the tokens
 
 
 def weight(compared: Compared, level: Level, advantage_T: Array, *, steps: int = 2) -> Array:
     """exp(Σ d) over the token and those after it, N in all, or to the end of the response."""
-    if not 1 <= steps <= _MOST:
+    if not 1 <= steps <= _MOST_STEPS:
         raise UsageError(
-            f"steps={steps} is out of range: choose a number of tokens from 1 to {_MOST}."
+            f"steps={steps} is out of range: choose a number of tokens from 1 to {_MOST_STEPS}."
         )
     d_T = compared.log_ratio_T
     sum_T = d_T

@@ -28,8 +28,8 @@ def weight(
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:
             raise UsageError(f"{name}={tau:g} is out of range: choose a temperature above 0.")
-    xp, less_1_T = namespace(advantage_T), compared.level_ratio_less_1_T(level)
-    size_T = xp.abs(less_1_T)
+    xp = namespace(advantage_T)
+    size_T = xp.abs(compared.level_ratio_less_1_T(level))
     # `where(flags, 0.3, 0.1)` of Python numbers is float64 in numpy and float32 in torch.
     # Products with a column keep its dtype, so analysis and training give the same weights.
     size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)

@@ -14,5 +14,7 @@ SYMBOLS: dict[str, str] = {}
 
 def weight(compared: Compared, level: Level, advantage_T: Array) -> Array:
     """1 where A > 0, else the ratio at its level, at most 1."""
-    xp, d_T = namespace(advantage_T), compared.level_log_ratio_T(level)
-    return xp.where(advantage_T > 0, xp.ones_like(d_T), xp.exp(xp.minimum(d_T, xp.zeros_like(d_T))))
+    xp = namespace(advantage_T)
+    log_T = compared.level_log_ratio_T(level)
+    ratio_T = xp.exp(xp.minimum(log_T, xp.zeros_like(log_T)))
+    return xp.where(advantage_T > 0, xp.ones_like(log_T), ratio_T)

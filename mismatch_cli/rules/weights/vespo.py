@@ -43,9 +43,11 @@ def weight(
     ):
         if not value > 0:
             raise UsageError(f"{name}={value:g} is out of range: choose a number above 0.")
-    log_T, less_1_T = compared.level_log_ratio_T(level), compared.level_ratio_less_1_T(level)
-    rises_T = k_pos * log_T - lambda_pos * less_1_T
-    falls_T = k_neg * log_T - lambda_neg * less_1_T
+    log_T = compared.level_log_ratio_T(level)
+    less_1_T = compared.level_ratio_less_1_T(level)
+    positive_T = k_pos * log_T - lambda_pos * less_1_T
+    negative_T = k_neg * log_T - lambda_neg * less_1_T
     xp = namespace(advantage_T)
-    weight_T = xp.exp(select(advantage_T >= 0, rises_T, falls_T))
+    weight_T = xp.exp(select(advantage_T >= 0, positive_T, negative_T))
+    # 0 is the limit of w^k e^(−λw) at an infinite w, where the exponent is ∞ − ∞
     return fill_where(weight_T, less_1_T == inf, 0.0)

@@ -13,7 +13,7 @@ import numpy as np
 from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice, Needs, apply_masks
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.rules.algorithms.masks_and_factors import Mask, Rule
-from mismatch_cli.rules.algorithms.sliders import Position, sliders
+from mismatch_cli.rules.algorithms.sliders import Position, slider_positions
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.studies.exploration.explored import BlockedLevels
@@ -70,7 +70,7 @@ class Slider:
 
     def __init__(self, algorithm: Algorithm, place: int, moves: bool) -> None:
         self._place = place  # of the sign among those of a slice
-        self._positions: list[Position] = sliders(algorithm)
+        self._positions: list[Position] = slider_positions(algorithm)
         # By identity, as another position may have equal thresholds after rounding
         self._published = [moved is algorithm for moved, _ in self._positions].index(True)
         self._judged = np.zeros(2, dtype=np.int64)  # A > 0, A < 0

@@ -81,7 +81,7 @@ class TokenSurvey:
         """Add the scored row groups of a trace."""
         first_row = 0
         explored = self.rows[number]
-        for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
+        for group in trace.row_groups([*SURVEYED, *self.judging.needs.trace_columns]):
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):
                 batch = explored.completed(take_rows(group, rows), first_row + rows)

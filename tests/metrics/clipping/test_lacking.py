@@ -60,7 +60,7 @@ def test_responses_left_out_are_counted_by_column_across_shards():
     summary.merge(other)
     counts = to_json(summary.result(5))["counts"]
     assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
-    assert summary.seen == 12 + 3 + 12 + 4 + 5
+    assert summary.responses_read == 12 + 3 + 12 + 4 + 5
 
 
 @pytest.mark.slow

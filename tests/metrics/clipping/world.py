@@ -136,7 +136,7 @@ def found_in(
     for batch in batches:
         if asked and not Needs.of(asked).first_missing_in(batch):
             add_to_first_pass(gathering, batch, Needs.of(asked), 0)
-    return gathering.found()
+    return gathering.settle()
 
 
 def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def ours(
     temperature: float = 1.0,
     row_tile: int = 32,
     scale: float = 1.0,
-    known: LogpPass | None = None,
+    first_pass: LogpPass | None = None,
 ) -> Outcome:
     sampling = SamplingSettings(temperature=temperature)
     result = policy_gradient_loss(
@@ -119,7 +119,7 @@ def ours(
         lambda rows, _: case.coefficient_N[rows],
         sampling,
         row_tile,
-        known,
+        first_pass,
     )
     gradients = torch.autograd.grad(result.loss * scale, case.leaves)
     return Outcome(result.loss.detach(), result.logp_N, result.entropy_N, list(gradients))
@@ -192,7 +192,7 @@ def test_log_prob_and_entropy_are_those_of_the_scoring_head(
 def test_known_log_probs_give_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
     case = make_case(300, **steps).to(dtype)
     known = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
-    found, expected = ours(case, 0.8, row_tile=64, known=known), ours(case, 0.8, row_tile=64)
+    found, expected = ours(case, 0.8, row_tile=64, first_pass=known), ours(case, 0.8, row_tile=64)
     assert_same(found, expected, 1e-5)
     if dtype != torch.bfloat16:
         assert torch.equal(found.logp_N.float(), known.logp_N)
@@ -212,7 +212,7 @@ def test_a_target_outside_the_support_is_computed_again() -> None:
     def gradient(known: LogpPass | None) -> torch.Tensor:
         leaf_NH = hidden_NH.clone().requires_grad_()
         rule = lambda rows, _: coefficient_N[rows]  # noqa: E731
-        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, known=known)
+        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, first_pass=known)
         return torch.autograd.grad(result.loss, leaf_NH)[0]
 
     torch.testing.assert_close(gradient(known), gradient(None), atol=1e-6, rtol=1e-5)
@@ -481,4 +481,4 @@ def test_a_cpu_takes_as_many_tokens_at_once_as_fit_its_cache(vocabulary: int, ro
     """2^17 logits, but at least four tokens: this memory is beside that of a whole tile."""
     head = Head(torch.empty(vocabulary, 1))
     tiles = policy_gradient.GradientTiles(head, 1.0, torch.empty(70, vocabulary))
-    assert tiles.z_RV.shape == tiles.passed_RV.shape == (rows, vocabulary)
+    assert tiles.z_RV.shape == tiles.cap_slope_RV.shape == (rows, vocabulary)

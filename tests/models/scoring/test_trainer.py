@@ -285,7 +285,7 @@ def test_nan_in_either_score_of_a_token_is_an_overflow(
     monkeypatch.setattr(trainer_module, "split_requests", lambda *_: [part])
     trainer = SimpleNamespace(
         packed=False,
-        routing=SimpleNamespace(compared=lambda *_: [None]),
+        routing=SimpleNamespace(compare=lambda *_: [None]),
         _score_batch=lambda _: None,
     )
     with pytest.raises(MismatchError, match="token 1 of response 0 is NaN"):

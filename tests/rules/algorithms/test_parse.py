@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import capped
 from mismatch_cli.rules.algorithms.parse import parse_algorithm, usual_meaning
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, USUAL_WORDS, VARIANTS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT
 from tests.looped import looped
 from tests.rules.algorithms.published_methods import vespo
@@ -383,7 +383,7 @@ MISTAKES = [
 
 def test_no_wall_of_names() -> None:
     """Three suggestions, all of which are algorithms."""
-    for name in ("zzz", "", "binary", *(word for word in MEANINGS if word not in TAKEN)):
+    for name in ("zzz", "", "binary", *(word for word in MEANINGS if word not in USUAL_WORDS)):
         with pytest.raises(UsageError) as caught:
             parse_algorithm(name)
         named = [word.strip(".,?:") for word in str(caught.value).split()]
@@ -403,7 +403,7 @@ def test_words_that_everybody_uses_are_taken_for_their_usual_meaning() -> None:
         tuned == parse_algorithm("dppo-binary-tv:delta=0.1")
         and tuned.name == "dppo-binary-tv:delta=0.1"
     )
-    assert set(TAKEN) <= set(MEANINGS) and usual_meaning("pg-is") == "pg-is"
+    assert set(USUAL_WORDS) <= set(MEANINGS) and usual_meaning("pg-is") == "pg-is"
 
 
 @looped(("spec", "message"), MISTAKES)

@@ -133,7 +133,10 @@ def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
     if batches is not None:
         hash_T = batches.hash_T()[place_T.numpy()]
         batches = Batches(
-            batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found
+            batches.batch_S[responses],
+            batches.group_S[responses],
+            lambda: hash_T,
+            batches.batch_values,
         )
     rows = mapped(replace(given, offset_S1=None), lambda x: x[place_T])
     offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
@@ -153,7 +156,7 @@ def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> BatchValues:
     gathering = FirstPass([rule])
     for part in parts:
         gathering.update(*part)
-    return gathering.found()[rule]
+    return gathering.settle()[rule]
 
 
 def like(given: Policies, column_T: Tensor) -> Array:
@@ -164,7 +167,7 @@ def like(given: Policies, column_T: Tensor) -> Array:
 def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
     """The same, after a first pass over all of it."""
     found = {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
-    return replace(given, batches=given.batches.settled(found))
+    return replace(given, batches=given.batches.with_values(found))
 
 
 def whole(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:

@@ -23,61 +23,63 @@ _LEAST = 1e-3  # of a typical gap: less is equal
 
 
 @dataclass(frozen=True)
-class FarResponses:
-    """Responses with a far larger gap than the others; the others are all that is not in it."""
+class Subset:
+    """Responses that may have a cause of their own, such as a far larger gap than all others."""
 
-    in_it_S: np.ndarray  # bool
-    members: str  # what they share, such as `all of 12 of 48 prompts`; may be empty
-    among_S: np.ndarray  # bool: those that could be in it
+    inside_S: np.ndarray  # bool
+    shared: str  # what they are as a whole, such as `all of 12 of 48 prompts`; may be empty
+    among_S: np.ndarray  # bool: the responses that could be in it
 
     @property
-    def words(self) -> str:
-        count = int(self.in_it_S.sum())
-        members = f", {self.members}" if self.members else ""
-        return f"in {count:,} of {things(len(self.in_it_S), 'response')}{members}"
+    def where(self) -> str:
+        """Such as `in 12 of 48 responses, all of 3 of 12 prompts`."""
+        count = int(self.inside_S.sum())
+        shared = f", {self.shared}" if self.shared else ""
+        return f"in {count:,} of {things(len(self.inside_S), 'response')}{shared}"
 
 
-def part_of(sample: Sample, traces: Traces = Traces()) -> FarResponses | None:
+def find_far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | None:
     """The responses with far larger gaps, relative to what is typical at the same probability; None
     if all are alike.
 
     The logarithms of the responses' typical gaps are cut in two where the variance between both
     parts is largest (Otsu 1979).
     """
-    gap_S = _typical_S(sample)
+    gap_S = _relative_gap_S(sample)
     long_S = np.isfinite(gap_S)
     if long_S.sum() < 2 * FEWEST:
         return None
-    log_S = np.log(np.maximum(gap_S, _LEAST))
-    cut = _cut(np.sort(log_S[long_S]))
+    log_gap_S = np.log(np.maximum(gap_S, _LEAST))
+    cut = _otsu_cut(np.sort(log_gap_S[long_S]))
     if cut is None:
         return None
-    in_it_S = long_S & (log_S > cut)
-    return FarResponses(in_it_S, shared_by(sample, in_it_S, long_S, traces), long_S)
+    far_S = long_S & (log_gap_S > cut)
+    return Subset(far_S, shared_by(sample, far_S, long_S, traces), long_S)
 
 
-def _typical_S(sample: Sample) -> np.ndarray:
+def _relative_gap_S(sample: Sample) -> np.ndarray:
     """The mean relative gap of each response, in which a few tokens do not decide; NaN for short
     ones.
     """
-    response_N = sample.response_T[sample.kept]
+    response_N = sample.response_N
     count_S = np.bincount(response_N, minlength=sample.num_responses)
     u_N = np.minimum(sample.u_N, _MOST)
     sum_S = np.bincount(response_N, weights=u_N, minlength=sample.num_responses)
     return np.where(count_S >= SHORTEST, sum_S / np.maximum(count_S, 1), np.nan)
 
 
-def _cut(sorted_R: np.ndarray) -> float | None:
-    """Where two groups of values part; None if they are not far enough apart."""
+def _otsu_cut(sorted_R: np.ndarray) -> float | None:
+    """The middle between two groups of values; None if they are not far enough apart."""
     count = len(sorted_R)
     fewest_below = max(FEWEST, round(_USUAL * count))
-    low_K = np.arange(fewest_below, count - FEWEST + 1)  # the number below the cut
+    # A cut has so many values below it
+    below_K = np.arange(fewest_below, count - FEWEST + 1)
     sums = np.cumsum(sorted_R)
-    low_mean_K = sums[low_K - 1] / low_K
-    high_mean_K = (sums[-1] - sums[low_K - 1]) / (count - low_K)
-    between_K = low_K * (count - low_K) * (high_mean_K - low_mean_K) ** 2
+    low_mean_K = sums[below_K - 1] / below_K
+    high_mean_K = (sums[-1] - sums[below_K - 1]) / (count - below_K)
+    between_K = below_K * (count - below_K) * (high_mean_K - low_mean_K) ** 2
     best = int(np.argmax(between_K))
-    below, above = sorted_R[: low_K[best]], sorted_R[low_K[best] :]
+    below, above = np.split(sorted_R, [below_K[best]])
     within = np.sqrt((below.var() * len(below) + above.var() * len(above)) / count)
     apart = float(high_mean_K[best] - low_mean_K[best])
     if apart < np.log(TIMES) or apart < _APART * within:
