@@ -1,12 +1,12 @@
 """The worst tokens and responses in their context, looked up in the trace by their keys."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import repeat, starmap
 from math import exp, inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,9 @@ class ResponsePlace(Protocol):
     def prompt_id(self) -> int: ...
     @property
     def sample_index(self) -> int: ...
+
+
+P = TypeVar("P", bound=ResponsePlace)
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,10 @@ def worst_excerpts(
 ) -> tuple[list[Excerpt], list[Excerpt]]:
     """The worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
     tokens, responses = worst.abs_d, worst.responses
-    found = _look_up(traces, pair, {*map(_key, tokens), *map(_key, responses)})
+    read = _read_responses(traces, pair, {*map(_key, tokens), *map(_key, responses)})
     return (
-        [_token_excerpt(row, found[_key(row)]) for row in tokens if _key(row) in found],
-        [_response_excerpt(row, found[_key(row)]) for row in responses if _key(row) in found],
+        list(starmap(_token_excerpt, _with_responses(tokens, read))),
+        list(starmap(_response_excerpt, _with_responses(responses, read))),
     )
 
 
@@ -106,18 +109,29 @@ def token_excerpts(
     traces: Sequence[Trace], pair: Pair, tokens: Sequence[TitledToken]
 ) -> list[Excerpt]:
     """Tokens in context, each under its title."""
-    found = _look_up(traces, pair, {_key(each.token) for each in tokens})
-    return [
-        _token_excerpt(each.token, found[_key(each.token)], each.title, each.short)
-        for each in tokens
-        if _key(each.token) in found
-    ]
+    responses = _read_responses(traces, pair, {_key(each.token) for each in tokens})
+    excerpts = []
+    for each in tokens:
+        response = responses.get(_key(each.token))
+        if response is not None:
+            excerpts.append(_token_excerpt(each.token, response, each.title, each.short))
+    return excerpts
 
 
 def moved_excerpts(trace: Trace, tokens: Sequence[MovedPlace]) -> list[Excerpt]:
     """Tokens of a trace in context, with log π − log μ before and after a change."""
-    found = _look_up([trace], PAIRS["total"], {_key(token) for token in tokens})
-    return [_moved_excerpt(each, found[_key(each)]) for each in tokens if _key(each) in found]
+    read = _read_responses([trace], PAIRS["total"], set(map(_key, tokens)))
+    return list(starmap(_moved_excerpt, _with_responses(tokens, read)))
+
+
+def _with_responses(
+    rows: Iterable[P], responses: Mapping[Key, _Response]
+) -> Iterator[tuple[P, _Response]]:
+    """The rows whose response was read, each with it."""
+    for row in rows:
+        response = responses.get(_key(row))
+        if response is not None:
+            yield row, response
 
 
 def _key(place: ResponsePlace) -> Key:
@@ -125,132 +139,156 @@ def _key(place: ResponsePlace) -> Key:
 
 
 def _keys(table: pa.Table, number: int) -> Iterator[Key]:
+    """The key of each row of a table, which is of the trace with this number."""
     return zip(repeat(number), *(table.column(name).to_pylist() for name in _KEY))
 
 
-def _keys_in(trace: Trace, number: int, shard: Path) -> Iterator[Key]:
-    return (key for table in trace.tables(_KEY, [shard]) for key in _keys(table, number))
+def _has_one(wanted: set[Key], trace: Trace, number: int, shard: Path) -> bool:
+    """Whether a shard has one of the responses; reads its keys until it meets one."""
+    tables = trace.tables(_KEY, [shard])
+    return any(not wanted.isdisjoint(_keys(table, number)) for table in tables)
 
 
 def _may_hold(footer: Footer, steps: Sequence[int]) -> bool:
     """Whether a shard may have rows of these steps, according to its footer."""
-    ranges = [group.get("step") for group in footer.ranges]
-    return any(
-        bounds is None or any(bounds[0] <= step <= bounds[1] for step in steps) for bounds in ranges
-    )
+    for group in footer.ranges:
+        bounds = group.get("step")
+        if bounds is None:
+            return True
+        first, last = bounds
+        if any(first <= step <= last for step in steps):
+            return True
+    return False
 
 
-def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
-    found: dict[Key, _Response] = {}
+def _read_responses(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
+    """The responses with these keys, as far as the traces have them and can show them."""
+    responses: dict[Key, _Response] = {}
     for number, trace in enumerate(traces):
+        # A long trace has thousands of shards, and the excerpts are in a few of them.
+        # Footers rule out most for nothing, keys alone most of the rest: only these are read.
         steps = [key[1] for key in wanted if key[0] == number]
         near = [path for path in trace.shards if _may_hold(trace.footers[path], steps)]
-        shards = [path for path in near if not wanted.isdisjoint(_keys_in(trace, number, path))]
+        shards = [path for path in near if _has_one(wanted, trace, number, path)]
         for table in trace.tables(_COLUMNS, shards):
-            rows = [(row, key) for row, key in enumerate(_keys(table, number)) if key in wanted]
-            if not rows:
-                continue
-            batch = table_to_batch(table)
-            reference, current = (getattr(batch, name) for name in (pair.reference, pair.current))
-            if current is None or batch.response_ids_T is None or batch.prompt_length_S is None:
-                continue
-            rewards = [None] * len(table) if batch.reward_S is None else batch.reward_S.tolist()
-            for row, key in rows:
-                tokens = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
-                found[key] = _Response(
-                    table.column(PROMPT_COLUMN)[row].as_py(),
-                    batch.response_ids_T[tokens],
-                    current[tokens] - reference[tokens],
-                    rewards[row],
-                    trace.vocabulary,
-                )
-    return found
+            row_of = {key: row for row, key in enumerate(_keys(table, number)) if key in wanted}
+            if row_of:
+                responses |= _responses_in(table, row_of, pair, trace.vocabulary)
+    return responses
+
+
+def _responses_in(
+    table: pa.Table, row_of: Mapping[Key, int], pair: Pair, vocabulary: Vocabulary
+) -> dict[Key, _Response]:
+    """The responses in these rows; none if the table lacks what it takes to show them."""
+    batch = table_to_batch(table)
+    logp_reference_T = getattr(batch, pair.reference)
+    logp_current_T = getattr(batch, pair.current)
+    if logp_current_T is None or batch.response_ids_T is None or batch.prompt_length_S is None:
+        return {}
+    responses = {}
+    for key, row in row_of.items():
+        tokens = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
+        responses[key] = _Response(
+            table.column(PROMPT_COLUMN)[row].as_py(),
+            batch.response_ids_T[tokens],
+            logp_current_T[tokens] - logp_reference_T[tokens],
+            None if batch.reward_S is None else batch.reward_S[row].item(),
+            vocabulary,
+        )
+    return responses
 
 
 def _token_excerpt(
     row: RetainedToken | DisputedToken, response: _Response, title: str = "", short: str = ""
 ) -> Excerpt:
-    position = row.position
-    token = response.text(position)
     logq, logp = row.logp_reference, row.logp_current
-    d = -inf if logp is None else logp - logq  # a token out of support has no finite log π
-    facts: Facts = (
+    # A token outside the trainer's support was recorded without log π, which is −∞.
+    d = -inf if logp is None else logp - logq
+    gap = (
         ("μ", numbers.number(exp(logq))),
         ("π", numbers.number(exp(logq + d))),
         ("π/μ", numbers.number(exp(d) if d < _LARGEST_EXPONENT else inf)),
         ("log π − log μ", numbers.number(d)),
-        *_where(row),
-        ("position", f"{position} of {len(response.ids_T)}"),
     )
-    pieces = _around(response, position, float(response.d_T[position]))
-    title, short = (f"{each}: “{token}”" if each else "" for each in (title, short))
-    return Excerpt(title or f"“{token}”", facts, pieces, _prompt(response), short)
+    token = f"“{response.text(row.position)}”"
+    return Excerpt(
+        title=f"{title}: {token}" if title else token,
+        facts=(*gap, *_place(row, response)),
+        pieces=_around(response, row.position, float(response.d_T[row.position])),
+        prompt=_prompt(response),
+        short=f"{short}: {token}" if short else "",
+    )
 
 
 def _moved_excerpt(row: MovedPlace, response: _Response) -> Excerpt:
-    position, before, after = row.position, row.before, row.after
-    token = response.text(position)
-    facts: Facts = (
-        ("log π − log μ", f"{numbers.number(before)} → {numbers.number(after)}"),
-        *_where(row),
-        ("position", f"{position} of {len(response.ids_T)}"),
+    change = f"{numbers.number(row.before)} → {numbers.number(row.after)}"
+    return Excerpt(
+        title=f"“{response.text(row.position)}”",
+        facts=(("log π − log μ", change), *_place(row, response)),
+        pieces=_around(response, row.position, row.before),
+        prompt=_prompt(response),
     )
-    return Excerpt(f"“{token}”", facts, _around(response, position, before), _prompt(response))
 
 
 def _around(response: _Response, position: int, d: float) -> tuple[TokenText, ...]:
     """A marked token between those before and after it."""
-    start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
+    start = max(0, position - _BEFORE)
+    stop = min(len(response.ids_T), position + _AFTER + 1)
     marked = response.span(position)
     return (
         *_ellipsis(start > 0),
         *_plain(response, start, marked.start),
-        TokenText(response.text(position), 4, f"log π − log μ = {numbers.number(d)}"),
+        TokenText(response.text(position), 4, _gap_hint(d)),
         *_plain(response, marked.stop, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
 
 
 def _response_excerpt(row: RetainedResponse, response: _Response) -> Excerpt:
-    reward = response.reward
-    facts: Facts = (
+    facts = [
         ("Σ (log π − log μ)", numbers.number(row.d_sum)),
         ("tokens", numbers.count(row.length)),
-        *(
-            (("reward", numbers.number(reward)),)
-            if reward is not None and not np.isnan(reward)
-            else ()
-        ),
-    )
+    ]
+    if response.reward is not None and not np.isnan(response.reward):
+        facts.append(("reward", numbers.number(response.reward)))
     stop = min(len(response.ids_T), _LONGEST)
     pieces = (*_weighted(response, stop), *_ellipsis(stop < len(response.ids_T)))
     title = ", ".join(f"{label} {value}" for label, value in _where(row))
-    return Excerpt(title, facts, tuple(pieces), _prompt(response))
+    return Excerpt(title, tuple(facts), pieces, _prompt(response))
 
 
-def _where(place: ResponsePlace) -> Facts:
-    step = (("step", str(place.step)),) if place.step else ()
-    return (*step, ("prompt", str(place.prompt_id)), ("sample", str(place.sample_index)))
+def _where(response: ResponsePlace) -> Facts:
+    key = (("prompt", str(response.prompt_id)), ("sample", str(response.sample_index)))
+    if not response.step:
+        return key
+    return (("step", str(response.step)), *key)
+
+
+def _place(token: RetainedToken | DisputedToken | MovedPlace, response: _Response) -> Facts:
+    """Which response a token is in, and where in it."""
+    return (*_where(token), ("position", f"{token.position} of {len(response.ids_T)}"))
 
 
 def _prompt(response: _Response) -> str:
-    cut = response.prompt_ids[-_LONGEST_PROMPT:]
-    return ("… " if len(cut) < len(response.prompt_ids) else "") + response.vocabulary.decode(cut)
+    shown = response.prompt_ids[-_LONGEST_PROMPT:]
+    text = response.vocabulary.decode(shown)
+    return text if len(shown) == len(response.prompt_ids) else f"… {text}"
 
 
-def _plain(response: _Response, start: int, stop: int) -> Iterable[TokenText]:
-    return (
-        [TokenText(response.vocabulary.decode(response.ids_T[start:stop]))] if stop > start else []
-    )
+def _plain(response: _Response, start: int, stop: int) -> list[TokenText]:
+    if start >= stop:
+        return []
+    return [TokenText(response.vocabulary.decode(response.ids_T[start:stop]))]
 
 
 def _weighted(response: _Response, stop: int) -> list[TokenText]:
     """Runs of plain tokens decoded together, highlighted ones one by one; tokens that share a
     character are highlighted as the one whose gap is largest.
     """
-    weight_T = np.searchsorted(
-        _WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right"
-    )
+    # searchsorted would sort NaN, a token that was not measured, after every weight.
+    size_T = np.nan_to_num(np.abs(response.d_T), posinf=np.inf)
+    weight_T = np.searchsorted(_WEIGHTS, size_T, side="right")
     pieces: list[TokenText] = []
     run = 0
     for span in response.vocabulary.spans(response.ids_T[:stop]):
@@ -259,10 +297,14 @@ def _weighted(response: _Response, stop: int) -> list[TokenText]:
             pieces += _plain(response, run, span.start)
             d_T = response.d_T[span]
             largest = float(d_T[np.nanargmax(np.abs(d_T))])
-            hint = f"log π − log μ = {numbers.number(largest)}"
-            pieces.append(TokenText(response.vocabulary.decode(response.ids_T[span]), weight, hint))
+            text = response.vocabulary.decode(response.ids_T[span])
+            pieces.append(TokenText(text, weight, _gap_hint(largest)))
             run = span.stop
     return [*pieces, *_plain(response, run, stop)]
+
+
+def _gap_hint(d: float) -> str:
+    return f"log π − log μ = {numbers.number(d)}"
 
 
 def _ellipsis(needed: bool) -> list[TokenText]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf, isfinite
@@ -64,75 +64,84 @@ class ExplorerView:
 
 def explorer_view(explored: Exploration) -> ExplorerView:
     """The view of an exploration."""
-    return ExplorerView(_sentence(explored), packed(explored))
+    return ExplorerView(_text(explored), packed(explored))
 
 
-def _sentence(explored: Exploration) -> str:
-    behind = explored.judged and not explored.judged_alike
-    ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
-    return (
-        f"{_which(explored)}{_settings(explored)} π is {_POLICIES[explored.pair.name]}.{ahead}"
-        f"{_still(explored)} "
+def _text(explored: Exploration) -> str:
+    """What the tokens on the page are, and how to explore them."""
+    policy = _POLICIES[explored.pair.name]
+    sentences = [_number_of_tokens(explored), *_settings(explored), f"π is {policy}."]
+    if explored.judged and not explored.judged_alike:
+        sentences.append("A and B judge the trainer as it is now, some optimiser steps ahead.")
+    sentences += _unmoved(explored)
+    sentences.append(
         "Point at a token, or step through them with ← and →. Click a dot to find its token; "
         "drag a frame around dots to show only those."
     )
+    return " ".join(sentences)
 
 
-def _still(explored: Exploration) -> str:
+def _unmoved(explored: Exploration) -> Iterator[str]:
     """How many algorithms would need too many levels for thresholds that move."""
-    still = {judged.algorithm for judged in explored.judged if judged.unmoved == STAYS}
-    if not still:
-        return ""
-    return (
-        f" {numbers.things(len(still), 'algorithm')} without a slider, as the trace is long: "
-        "--compare names the two that have one."
-    )
+    names = {judged.algorithm for judged in explored.judged if judged.unmoved == STAYS}
+    if names:
+        yield (
+            f"{numbers.things(len(names), 'algorithm')} without a slider, as the trace is long: "
+            "--compare names the two that have one."
+        )
 
 
-def _settings(explored: Exploration) -> str:
+def _settings(explored: Exploration) -> Iterator[str]:
     """The two runs, and the likeliest of the settings in which they differ."""
     if not explored.runs:
-        return ""
+        return
     first, other = explored.runs
-    changes = [
-        f"{row.setting} {numbers.setting_text(row.first)} → {numbers.setting_text(row.other)}"
-        for row in explored.settings
-    ]
-    words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"
-    others = len(changes) - _MOST_SETTINGS
-    more = f", and {others} more" if others > 0 else ""
-    return f" {first} → {other}: {words}{more}."
+    changes = []
+    for row in explored.settings[:_MOST_SETTINGS]:
+        before, after = numbers.setting_text(row.first), numbers.setting_text(row.other)
+        changes.append(f"{row.setting} {before} → {after}")
+    others = len(explored.settings) - len(changes)
+    if others:
+        changes.append(f"and {others} more")
+    yield f"{first} → {other}: {', '.join(changes) or 'no recorded setting differs'}."
 
 
-def _which(explored: Exploration) -> str:
+def _number_of_tokens(explored: Exploration) -> str:
     """How many tokens are on the page, and what is not."""
     tokens, responses = len(explored.tokens.text_T), len(explored.response_S)
-    traces = f" in {len(explored.traces)} traces" if len(explored.traces) > 1 else ""
-    if explored.runs:
-        traces = " that both traces have" if explored.paired else " to prompts in both traces"
+    where = _where(explored)
     unlisted = explored.total_responses - responses
     if tokens == explored.total_tokens and not unlisted:
-        return (
-            f"All {numbers.things(tokens, 'token')} of "
-            f"{numbers.things(responses, 'response')}{traces}."
-        )
+        of_responses = numbers.things(responses, "response")
+        return f"All {numbers.things(tokens, 'token')} of {of_responses}{where}."
     whole = int(np.count_nonzero(explored.whole_P))
     windows = len(explored.prompts) - whole
-    parts = {
-        "whole": whole,
-        f"in windows of {WINDOW} tokens around those in the lists": windows,
-        "without a token here": responses - whole - windows,
-    }
-    first, *others = [(count, words) for words, count in parts.items() if count]
-    named = [
-        f"{numbers.things(first[0], 'response')} {first[1]}",
-        *(f"{numbers.count(count)} {words}" for count, words in others),
-    ]
-    more = f" {numbers.things(unlisted, 'more response')} not listed." if unlisted else ""
-    return (
-        f"{numbers.count(tokens)} of {numbers.things(explored.total_tokens, 'token')}{traces}: "
-        f"{', '.join(named)}.{more}"
-    )
+    groups: list[str] = []
+    for number, words in (
+        (whole, "whole"),
+        (windows, f"in windows of {WINDOW} tokens around those in the lists"),
+        (responses - whole - windows, "without a token here"),
+    ):
+        if number:
+            # The noun is said once, with the first number.
+            of_group = numbers.count(number) if groups else numbers.things(number, "response")
+            groups.append(f"{of_group} {words}")
+    total = numbers.things(explored.total_tokens, "token")
+    text = f"{numbers.count(tokens)} of {total}{where}: {', '.join(groups)}."
+    if unlisted:
+        text += f" {numbers.things(unlisted, 'more response')} not listed."
+    return text
+
+
+def _where(explored: Exploration) -> str:
+    """Which of the traces the tokens are in, where there are several."""
+    if explored.paired:
+        return " that both traces have"
+    if explored.runs:
+        return " to prompts in both traces"
+    if len(explored.traces) > 1:
+        return f" in {len(explored.traces)} traces"
+    return ""
 
 
 class _Texts:
@@ -161,49 +170,55 @@ def packed(explored: Exploration) -> str:
 
 def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
     prompts, ranks = _Texts(), explored.tokens.ranks
-    words = prompts.numbers(explored.prompts.values()).tolist()
+    prompt_numbers = prompts.numbers(explored.prompts.values())
     longest = min(_LONGEST_PROMPT, MOST_OF_PROMPTS // max(1, len(prompts.number)))
-    return {
+    head: dict[str, Any] = {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
         "gap": _GAP,
         "ranks": 0 if ranks is None else ranks.logq_UK.shape[1],
         "colour": _colour(explored),
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
-        "responses": _responses(explored, dict(zip(explored.prompts, words, strict=True))),
+        "responses": _responses(explored, prompt_numbers),
         "prompts": prompts.shown(longest),
         "texts": texts.shown(_LONGEST),
-        "algorithms": [_algorithm(judged) for judged in explored.judged],
-        "fixed": [place for place, judged in enumerate(explored.judged) if not judged.moves],
+        "algorithms": list(map(_algorithm, explored.judged)),
+        "fixed": [n for n, judged in enumerate(explored.judged) if not judged.moves],
         "lists": [_list(tokens, explored) for tokens in explored.lists],
-        **({"runs": [_shown(name, _LONGEST) for name in explored.runs]} if explored.runs else {}),
-        "paired": explored.paired,
     }
+    if explored.runs:
+        head["runs"] = [_shown(name, _LONGEST) for name in explored.runs]
+    head["paired"] = explored.paired
+    return head
 
 
 def _colour(explored: Exploration) -> str:
     if explored.paired:
         return "change"
-    return "d" if explored.pair.name != "total" else "blocked"
+    if explored.pair.name == "total":
+        return "blocked"
+    return "d"
 
 
-def _responses(explored: Exploration, words: Mapping[int, int]) -> dict[str, list[Any]]:
-    """What identifies each response, with the number of its prompt's text."""
+def _responses(explored: Exploration, prompt_numbers: np.ndarray) -> dict[str, list[Any]]:
+    """What identifies each response, with the number of its prompt's text, or −1 without one."""
     response_S = explored.response_S
+    number_of = dict(zip(explored.prompts, prompt_numbers.tolist(), strict=True))
     return {
         "trace": response_S.trace_index.tolist(),
         "step": _exact(response_S.step),
         "prompt": _exact(response_S.prompt_id),
         "sample": _exact(response_S.sample_index),
-        "reward": [_finite(reward) for reward in response_S.reward.tolist()],
+        "reward": list(map(_finite, response_S.reward.tolist())),
         "length": response_S.length.tolist(),
-        "words": [words.get(place, -1) for place in range(len(response_S))],
+        "words": [number_of.get(n, -1) for n in range(len(response_S))],
     }
 
 
 def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
     """The columns of responses and passages."""
     response_S, passage_P = explored.response_S, explored.passage_P
+    # Tokens of a response that share an advantage do not repeat it.
     has_advantage = explored.tokens.advantage_T is not None and explored.one_advantage
     return {
         "response_absolute": _sums(response_S.absolute),
@@ -221,43 +236,49 @@ def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
 def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
     """The columns of tokens."""
     tokens = explored.tokens
-    entropy_T = (
-        None if tokens.entropy_T is None else _half(_rounded(tokens.entropy_T, _ENTROPY_DIGITS))
-    )
-    advantage_T = None if explored.one_advantage else tokens.advantage_T
-    return {
+    columns = {
         "text": _smallest(texts.numbers(tokens.text_T)),
         **_gap("", tokens.logq_T, tokens.logp_T),
         **_gap("_b", tokens.logq_b_T, tokens.logp_b_T),
-        **_if_any("entropy", entropy_T),
-        **_if_any("advantage", advantage_T),
-        **_levels(explored.judged),
     }
+    if tokens.entropy_T is not None:
+        columns["entropy"] = _half(_rounded(tokens.entropy_T, _ENTROPY_DIGITS))
+    if not explored.one_advantage:
+        columns |= _if_any("advantage", tokens.advantage_T)
+    return columns | _levels(explored.judged)
 
 
 def _levels(algorithms: Sequence[BlockedLevels]) -> dict[str, np.ndarray]:
     """The levels of algorithms whose thresholds move; those of the others, which have few
     combinations, as rows of a table.
     """
-    moved = {
-        f"level{place}": judged.level_T for place, judged in enumerate(algorithms) if judged.moves
-    }
-    fixed = [judged.level_T for judged in algorithms if not judged.moves]
+    columns = {}
+    fixed = []
+    for n, judged in enumerate(algorithms):
+        if judged.moves:
+            columns[f"level{n}"] = judged.level_T
+        else:
+            fixed.append(judged.level_T)
     if not fixed:
-        return moved
+        return columns
+    # The number of a token's row, renumbered with each algorithm: a number in base 256 of all its
+    # levels would overflow.
     row_T, first = np.zeros(len(fixed[0]), dtype=np.int64), np.zeros(0, dtype=np.int64)
     for level_T in fixed:
         _, first, row_T = np.unique(256 * row_T + level_T, return_index=True, return_inverse=True)
-    table = np.stack([level_T[first] for level_T in fixed], axis=1)
-    return moved | {"fixed_rows": table, "fixed": _smallest(row_T.astype(np.uint32))}
+    columns["fixed_rows"] = np.stack([level_T[first] for level_T in fixed], axis=1)
+    columns["fixed"] = _smallest(row_T.astype(np.uint32))
+    return columns
 
 
-def _gap(side: str, logq_T: np.ndarray | None, logp_T: np.ndarray | None) -> dict[str, np.ndarray]:
+def _gap(
+    suffix: str, logq_T: np.ndarray | None, logp_T: np.ndarray | None
+) -> dict[str, np.ndarray]:
     if logq_T is None or logp_T is None:
         return {}
     with np.errstate(invalid="ignore"):  # −∞ − (−∞)
         d_T = logp_T - logq_T
-    return {f"logq{side}": _half(logq_T), f"d{side}": _half(_rounded(d_T, _GAP_DIGITS))}
+    return {f"logq{suffix}": _half(logq_T), f"d{suffix}": _half(_rounded(d_T, _GAP_DIGITS))}
 
 
 def _of_lists(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
@@ -275,12 +296,15 @@ def _of_lists(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
 
 
 def _if_any(name: str, column: np.ndarray | None) -> dict[str, np.ndarray]:
+    """A column by its name; nothing where there is none."""
     return {} if column is None else {name: column}
 
 
 def _smallest(numbers: np.ndarray) -> np.ndarray:
     """Numbers in 16 bits if they fit."""
-    return numbers.astype(np.uint16) if numbers.max(initial=0) < 2**16 else numbers
+    if numbers.max(initial=0) < 2**16:
+        return numbers.astype(np.uint16)
+    return numbers
 
 
 def _half(values: np.ndarray) -> np.ndarray:
@@ -303,7 +327,9 @@ def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
 
 def _shown(text: str, longest: int) -> str:
     """Escaped text with its line breaks, cut to a readable length."""
-    return for_html(text if len(text) <= longest else f"{text[:longest]}…")
+    if len(text) > longest:
+        text = f"{text[:longest]}…"
+    return for_html(text)
 
 
 def _finite(value: float) -> float | str | None:
@@ -326,7 +352,7 @@ def _algorithm(judged: BlockedLevels) -> dict[str, Any]:
     when = f", if A {judged.sign} 0" if judged.sign else ""
     return {
         "name": f"{judged.algorithm}{when}",
-        "thresholds": [_threshold(at) for at in judged.thresholds],
+        "thresholds": list(map(_threshold, judged.thresholds)),
         "published": judged.published,
         "unmoved": judged.unmoved,
         "judged": judged.judged.tolist(),
@@ -339,19 +365,22 @@ def _list(tokens: TokenList, explored: Exploration) -> dict[str, str]:
     number = numbers.count(len(tokens.token_U))
     population = numbers.things(tokens.population, "token")
     title = _titles(explored).get(tokens.name)
-    note = f"the {number} largest of {population}"
-    if title is None:
+    if title is not None:
+        note = f"the {number} largest of {population}"
+    else:
         who = " or ".join(explored.compared)
         if tokens.name == "only":
             who = f"only one of {' and '.join(explored.compared)}"
-        title, which = f"blocked by {who}", f"{population} that {who} blocks"
-        every = len(tokens.token_U) == tokens.population
-        note = f"all {which}" if every else f"{number} of {which}, drawn at random"
+        title = f"blocked by {who}"
+        blocked = f"{population} that {who} blocks"
+        note = f"{number} of {blocked}, drawn at random"
+        if len(tokens.token_U) == tokens.population:
+            note = f"all {blocked}"
     return {"name": tokens.name, "title": for_html(title), "note": for_html(note)}
 
 
 def _titles(explored: Exploration) -> dict[str, str]:
-    """Of the lists of what is largest."""
+    """The titles of the lists of what is largest, by their names."""
     gap = f"largest |{_GAP}|"
     titles = {"gap": gap, "probability": "largest |π − μ|", "change": f"largest change of {_GAP}"}
     if explored.paired:
@@ -364,24 +393,21 @@ def _compared(explored: Exploration) -> list[int]:
     """The indices of the two initial algorithms; without advantages, one algorithm under both
     signs.
     """
-    places = [
-        place
-        for place, judged in enumerate(explored.judged)
-        if judged.algorithm in explored.compared
-    ]
-    return places[:2]
+    compared = [n for n, row in enumerate(explored.judged) if row.algorithm in explored.compared]
+    return compared[:2]
 
 
 def _threshold(at: Mapping[str, float]) -> str:
     """`δ = 0.15`, or `ε = 0.2 / 0.28` for two sides that differ."""
-    sides = {
-        name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)
-    }
-    if len(at) == 2 and len(sides) == 1:
-        return (
-            f"{sides.pop()} = {' / '.join(dict.fromkeys(f'{value:.9g}' for value in at.values()))}"
-        )
-    return ", ".join(f"{name} = {value:.9g}" for name, value in at.items())
+    values = {name: f"{value:.9g}" for name, value in at.items()}
+    two_sided = set()
+    for name in at:
+        stem, _, end = name.rpartition("_")
+        if stem and end in ("low", "high"):
+            two_sided.add(stem)
+    if len(at) == 2 and len(two_sided) == 1:
+        return f"{two_sided.pop()} = {' / '.join(dict.fromkeys(values.values()))}"
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> bytes:
@@ -390,23 +416,24 @@ def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> byt
     Equal columns are written once, such as the levels of algorithms with the same mask.
     """
     starts: dict[bytes, int] = {}
-    places: dict[str, Sequence[Any]] = {}
+    laid_out: dict[str, Sequence[Any]] = {}
     end = 0
     for name, column in columns.items():
         content = _padded(_bytes_of(column))
         start = starts.setdefault(content, end)
-        places[name] = [_TYPES[column.dtype.name], start, column.size]
+        laid_out[name] = [_TYPES[column.dtype.name], start, column.size]
         end = max(end, start + len(content))
-    text = _padded(
-        json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" "
-    )
+    head_json = json.dumps({**head, "columns": laid_out}, ensure_ascii=True, allow_nan=False)
+    text = _padded(head_json.encode(), b" ")
     return b"".join((len(text).to_bytes(4, "little"), text, *starts))
 
 
 def _bytes_of(column: np.ndarray) -> bytes:
     """Little-endian; of 16 bits, all low bytes before all high ones, which compresses better."""
     flat = np.ascontiguousarray(column.reshape(-1), column.dtype.newbyteorder("<"))
-    return flat.view(np.uint8).reshape(-1, 2).T.tobytes() if flat.itemsize == 2 else flat.tobytes()
+    if flat.itemsize != 2:
+        return flat.tobytes()
+    return flat.view(np.uint8).reshape(-1, 2).T.tobytes()
 
 
 def _padded(content: bytes, by: bytes = b"\0") -> bytes:

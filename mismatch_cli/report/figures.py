@@ -78,16 +78,17 @@ def studies_of(name: str) -> tuple[str, ...]:
 
 def plots_of(study: str) -> dict[str, ModuleType]:
     """The plots of a study by name; those with a `PLACE` come first, in its order."""
-    plots = {name: registry.load(PLOTS, name, "plot") for name in registry.names(PLOTS)}
-    ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
-    return {
-        name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))
-    }
+    plots = {}
+    for name in registry.names(PLOTS):
+        plot = registry.load(PLOTS, name, "plot")
+        if study in _listed(getattr(plot, "STUDY", _STUDY)):
+            plots[name] = plot
+    return dict(sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0])))
 
 
-def text_of(plot: ModuleType, what: str, study: str) -> str:
+def text_of(plot: ModuleType, name: str, study: str) -> str:
     """The `TITLE` or `CAPTION` of a plot; a plot of several studies may have one for each."""
-    text: str | dict[str, str] = getattr(plot, what)
+    text: str | dict[str, str] = getattr(plot, name)
     return text[study] if isinstance(text, dict) else text
 
 
@@ -97,7 +98,9 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
     """The plots of a study that its data suffices for, in page order."""
-    yield from ((name, plot) for name, plot in plots_of(data.STUDY).items() if plot.needs(data))
+    for name, plot in plots_of(data.STUDY).items():
+        if plot.needs(data):
+            yield name, plot
 
 
 def figure_views(
@@ -175,7 +178,9 @@ def alternative_text(plot: ModuleType, data: Drawable, figure: Sheet) -> str:
     from mismatch_cli.report.drawing.words import MOST, in_words
 
     own: Callable[[Drawable], str] | None = getattr(plot, "alternative", None)
-    return shorten(own(data), MOST, placeholder="…") if own else in_words(figure)
+    if own is None:
+        return in_words(figure)
+    return shorten(own(data), MOST, placeholder="…")
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Sheet:

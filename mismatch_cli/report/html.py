@@ -21,7 +21,7 @@ from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.base.text import for_html, visible
 from mismatch_cli.report.drawing.style import DARK, LIGHT
 from mismatch_cli.report.outline import SIGNS, Outline, Screen, Table, definition_anchor, status_of
-from mismatch_cli.report.screen import curve
+from mismatch_cli.report.screen import curve_fact
 from mismatch_cli.report.tables import logged_by
 from mismatch_cli.trace.files import write_atomically
 
@@ -57,7 +57,9 @@ def render_html(view: Outline) -> str:
     """The page as text. Every value is escaped; control characters are made visible."""
     from markupsafe import Markup
 
-    names = [_SCRIPT, *(_EXPLORER_SCRIPTS if view.explorer else ())]
+    names: list[str] = [_SCRIPT]
+    if view.explorer:
+        names += _EXPLORER_SCRIPTS
     scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     return _rendered(
         "report.html",
@@ -73,8 +75,7 @@ def render_screen(screen: Screen) -> str:
 
     It takes its colours, light or dark, from that page.
     """
-    curves = [(profile.title, f"{curve(profile)}  {profile.note}") for profile in screen.profiles]
-    remarks = [*screen.remarks, *curves]
+    remarks = [*screen.remarks, *map(curve_fact, screen.profiles)]
     return _rendered(
         "screen.html", screen=screen, tables=map(_without_links, screen.tables), remarks=remarks
     )
@@ -82,8 +83,8 @@ def render_screen(screen: Screen) -> str:
 
 def _without_links(table: Table) -> Table:
     """The table without links to definitions and sections, which only the page has."""
-    columns = tuple(replace(column, metric=None) for column in table.columns)
-    return replace(table, columns=columns, row_metrics=(), row_links=())
+    columns = [replace(column, metric=None) for column in table.columns]
+    return replace(table, columns=tuple(columns), row_metrics=(), row_links=())
 
 
 def _rendered(template: str, **values: object) -> str:
@@ -120,12 +121,14 @@ def _rendered(template: str, **values: object) -> str:
 
 def _hash(script: str) -> str:
     """The hash by which the page's policy allows a script."""
-    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+    digest = base64.b64encode(sha256(script.encode()).digest())
+    return f"'sha256-{digest.decode()}'"
 
 
 def _finalize(value: object) -> object:
     """Make every character of a value visible, before it is escaped."""
-    return visible(value) if type(value) is str else value  # not markup that the template made
+    # A subclass of str is markup that the template made, and is already escaped.
+    return visible(value) if type(value) is str else value
 
 
 _Fold = tuple[str, list[Table]]  # the title of a fold ("" if unfolded), and its consecutive tables
@@ -136,19 +139,21 @@ def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
     menu, else "".
     """
     folds = [(fold, list(group)) for fold, group in groupby(tables, key=lambda table: table.fold)]
-    for about, group in groupby(folds, key=lambda fold: _about(fold[0])):
+    for subject, group in groupby(folds, key=lambda fold: _subject(fold[0])):
         consecutive = list(group)
-        yield (about if len(consecutive) >= _FEWEST_CHOICES else ""), consecutive
+        has_menu = len(consecutive) >= _FEWEST_CHOICES
+        yield subject if has_menu else "", consecutive
 
 
-def _about(fold: str) -> str:
-    """The subject of a fold: `by step` for `ppo, by step`."""
+def _subject(fold: str) -> str:
+    """The subject of a fold: `by step` for `ppo, by step`; empty for a title without one."""
     return "".join(re.split(r"[:,] ", fold, maxsplit=1)[1:])
 
 
 def _heights(values: Sequence[float | None]) -> list[float]:
     """Heights of bars, as fractions of the largest value."""
-    most = max((value for value in values if value is not None), default=0.0) or 1.0
+    measured = [value for value in values if value is not None]
+    most = max(measured, default=0.0) or 1.0
     return [round((value or 0.0) / most, 3) for value in values]
 
 
@@ -156,9 +161,9 @@ def _math(text: str) -> Markup:
     """Text with formulas and `code`: E_y gets its subscript, and |π − μ| and flags do not break."""
     from markupsafe import Markup, escape
 
-    subscripted = (
-        str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
-    )
+    # Escaping comes first: what follows adds tags of our own to text that may hold others.
+    escaped = str(escape(visible(text)))
+    subscripted = escaped.replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
     code = _CODE.sub(r"<code>\1</code>", subscripted)
     return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', code))
 

@@ -25,43 +25,51 @@ Edit these limits, and add others, such as the faults that `mismatch-cli diagnos
 For everything a limits file can contain: mismatch-cli guide gate"""
 
 
-def limits_file(found: FromRuns, runs: Mapping[str, MismatchResult], name: str) -> str:
+def limits_file(derived: FromRuns, runs: Mapping[str, MismatchResult], name: str) -> str:
     """The text of the file `name`; `runs` has the result of each folder."""
     names = [str(shorten_paths(folder)) for folder in runs]
-    comments = [
-        f"Limits of `mismatch-cli gate RUN --limits {name}`, from "
-        f"{numbers.things(len(runs), 'good run')}:"
-    ]
+    passes = "passes" if len(names) == 1 else "pass"
+    about = f"Limits that {' and '.join(names)} {passes}, with a margin."
+    lines = [f"# {visible(line)}".rstrip() for line in _comments(derived, runs, names, name)]
+    lines += ["", f"about = {_quoted(about)}"]
+    limits_on: dict[str, list[DerivedLimit]] = {}
+    for each in derived.drawn:
+        limits_on.setdefault(each.limit.metric, []).append(each)
+    for metric, limits in limits_on.items():
+        lines += _table(metric, limits, names)
+    return "\n".join(lines) + "\n"
+
+
+def _comments(
+    derived: FromRuns, runs: Mapping[str, MismatchResult], names: Sequence[str], file: str
+) -> Iterator[str]:
+    """The runs, the rule, and the metrics without a limit."""
+    good_runs = numbers.things(len(runs), "good run")
+    yield f"Limits of `mismatch-cli gate RUN --limits {file}`, from {good_runs}:"
     for run, result in zip(names, runs.values(), strict=True):
-        what = subject_lines(result.about, result.pairs[found.pair].counts)
-        comments += [f"  {run}: {what[0]}", f"    {what[1]}"]
-    comments += [f"Measured and written by mismatch-cli {__version__}.", "", *_RULE.splitlines()]
-    if found.left_out:
-        comments += ["", "Metrics without a limit, which these runs do not give:"]
-        comments += [f"  {metric}: {why}" for metric, why in found.left_out.items()]
-    about = f"Limits that {' and '.join(names)} pass{'es' * (len(names) == 1)}, with a margin."
-    tables = [line for metric, drawn in _by_metric(found) for line in _table(metric, drawn, names)]
-    lines = [f"# {visible(line)}".rstrip() for line in comments]
-    return "\n".join([*lines, "", f"about = {_quoted(about)}", *tables]) + "\n"
+        sides, model = subject_lines(result.about, result.pairs[derived.pair].counts)
+        yield f"  {run}: {sides}"
+        yield f"    {model}"
+    yield f"Measured and written by mismatch-cli {__version__}."
+    yield ""
+    yield from _RULE.splitlines()
+    if derived.left_out:
+        yield ""
+        yield "Metrics without a limit, which these runs do not give:"
+        for metric, reason in derived.left_out.items():
+            yield f"  {metric}: {reason}"
 
 
-def _by_metric(found: FromRuns) -> Iterator[tuple[str, list[DerivedLimit]]]:
-    for metric in dict.fromkeys(drawn.limit.metric for drawn in found.drawn):
-        yield metric, [drawn for drawn in found.drawn if drawn.limit.metric == metric]
-
-
-def _table(metric: str, drawn: Sequence[DerivedLimit], names: Sequence[str]) -> list[str]:
+def _table(metric: str, limits: Sequence[DerivedLimit], names: Sequence[str]) -> Iterator[str]:
     """The bounds of a metric, and the run that each comes from."""
-    sources = dict.fromkeys(f"{_measured(limit.estimate)} in {names[limit.run]}" for limit in drawn)
-    bounds = [f"{each.limit.bound} = {each.limit.threshold!r}" for each in drawn]
-    head = f"[limits.{metric if metric.replace('_', '').isalnum() else _quoted(metric)}]"
-    return [
-        "",
-        head,
-        f"pair = {_quoted(drawn[0].limit.pair)}",
-        *bounds,
-        f"source = {_quoted('; '.join(sources))}",
-    ]
+    is_bare_key = metric.replace("_", "").isalnum()
+    yield ""
+    yield f"[limits.{metric if is_bare_key else _quoted(metric)}]"
+    yield f"pair = {_quoted(limits[0].limit.pair)}"
+    for each in limits:
+        yield f"{each.limit.bound} = {each.limit.threshold!r}"
+    sources = [f"{_measured(each.estimate)} in {names[each.run]}" for each in limits]
+    yield f"source = {_quoted('; '.join(dict.fromkeys(sources)))}"
 
 
 def _measured(estimate: Estimate) -> str:

@@ -16,16 +16,22 @@ def as_markdown(view: Outline) -> str:
     """The Markdown of a page with a verdict; text of traces and files is escaped."""
     verdict = view.verdict
     assert verdict is not None
-    words = _escaped(verdict.words.capitalize())
-    head = f"### {_SIGNS[verdict.status]}{_escaped(view.title)} {words}"
-    tables = [table for section in view.parts for table in section.tables if not table.fold]
-    return "\n".join([head, "", _escaped(verdict.text), *map(_table, tables), "", *_facts(view)])
+    sign, title = _SIGNS[verdict.status], _escaped(view.title)
+    lines = [f"### {sign}{title} {_escaped(verdict.words.capitalize())}", ""]
+    lines.append(_escaped(verdict.text))
+    for section in view.parts:
+        for table in section.tables:
+            if not table.fold:
+                lines += ["", *_table(table)]
+    return "\n".join([*lines, "", *_facts(view)])
 
 
-def _table(table: Table) -> str:
-    heads = [column.title for column in table.columns]
-    lines = [_row(heads), "|" + "---|" * len(heads), *map(_row, table.rows)]
-    return "\n".join(["", f"**{_escaped(table.title)}**", "", *lines])
+def _table(table: Table) -> Iterator[str]:
+    yield f"**{_escaped(table.title)}**"
+    yield ""
+    yield _row(column.title for column in table.columns)
+    yield "|" + "---|" * len(table.columns)
+    yield from map(_row, table.rows)
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -34,8 +40,10 @@ def _row(cells: Iterable[str]) -> str:
 
 def _facts(view: Outline) -> Iterator[str]:
     """What to type next, what was left out and what was measured, as a list."""
-    yield from (f"- {_escaped(shows)} {_escaped(line)}" for line, shows in view.next)
-    yield from (f"- {_escaped(note)}" for note in view.notes)
+    for line, shows in view.next:
+        yield f"- {_escaped(shows)} {_escaped(line)}"
+    for note in view.notes:
+        yield f"- {_escaped(note)}"
     for label, value in (*view.remarks, *view.about):
         yield f"- {_escaped(label)}: {_escaped(value)}"
     yield ""

@@ -22,6 +22,7 @@ Status = Literal["good", "mixed", "bad", ""]  # sets the colour and sign of a ve
 SIGNS: dict[Status, str] = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}  # of a verdict
 # What is undecided has a sign of its own in tables
 _STATUS_OF_SIGN = {sign: status for status, sign in SIGNS.items() if sign} | {"? ": "mixed"}
+_MORE_FIGURES = "More figures"  # the title of the last section
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
     "in nats, r = π/μ. E is the mean over the tokens that count, E_y over responses, Σd the sum "
@@ -94,9 +95,9 @@ class Brief:
     left_out: int = 0  # rows for which there was no room
 
     @classmethod
-    def first(cls, rows: int, **words: Any) -> Brief:
-        """The first rows of a table."""
-        return cls(range(rows), **words)
+    def first(cls, rows: int, **others: Any) -> Brief:
+        """The first rows of a table, with the other fields as given."""
+        return cls(range(rows), **others)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Table:
 
 
 def status_of(cell: str) -> Status:
-    """The status that a cell begins with the sign of, as `✘ EXCEEDED`; else empty."""
+    """The status whose sign a cell begins with, as `✘ EXCEEDED`; else empty."""
     return _STATUS_OF_SIGN.get(cell[:2], "")
 
 
@@ -191,6 +192,11 @@ class Note(str):
         return note
 
 
+def stated(facts: Iterable[tuple[str, str]]) -> Facts:
+    """The facts that have a value."""
+    return tuple((label, value) for label, value in facts if value)
+
+
 def short_note(note: str) -> str:
     """A note as a screen has it."""
     return note.short if isinstance(note, Note) else note
@@ -231,13 +237,24 @@ def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> 
     """Sections with content: each figure is in the first section that its plot names, or else in
     a last section.
     """
-    sections = (*sections, Section("More figures"))
-    drawn: dict[str, list[FigureView]] = {section.title: [] for section in sections}
+    sections = (*sections, Section(_MORE_FIGURES))
+    figures_of: dict[str, list[FigureView]] = {section.title: [] for section in sections}
     for figure in figures:
-        title = next((title for title in drawn if title in figure.sections), sections[-1].title)
-        drawn[title].append(figure)
-    placed = (replace(section, figures=tuple(drawn[section.title])) for section in sections)
-    return tuple(section for section in placed if section.has_content)
+        figures_of[_section_of(figure, figures_of)].append(figure)
+    placed = []
+    for section in sections:
+        section = replace(section, figures=tuple(figures_of[section.title]))
+        if section.has_content:
+            placed.append(section)
+    return tuple(placed)
+
+
+def _section_of(figure: FigureView, titles: Iterable[str]) -> str:
+    """The first of the page's sections that the figure's plot names, else the last section."""
+    for title in titles:
+        if title in figure.sections:
+            return title
+    return _MORE_FIGURES
 
 
 @dataclass(frozen=True)
@@ -270,16 +287,21 @@ class Outline:
         """All that a terminal may show first; None without a verdict."""
         if self.verdict is None:
             return None
-        tables = [table for section in self.parts for table in section.tables]
-        excerpts = [each for section in self.parts for each in section.excerpts if each.short]
+        tables: list[Table] = []
+        excerpts: list[Excerpt] = []
+        for section in self.parts:
+            tables += [table for table in section.tables if table.rows and table.brief]
+            for excerpt in section.excerpts:
+                if excerpt.short:
+                    excerpts.append(replace(excerpt, title=excerpt.short))
         return Screen(
             subject=self.subject,
             verdict=self.verdict,
             notes=tuple(filter(None, map(short_note, self.notes))),
-            tables=tuple(table for table in tables if table.rows and table.brief),
+            tables=tuple(tables),
             remarks=self.remarks,
             profiles=self.profiles,
-            excerpts=tuple(replace(each, title=each.short) for each in excerpts),
+            excerpts=tuple(excerpts),
             next=self.next,
             everything=self.everything,
         )
@@ -290,39 +312,35 @@ class Outline:
         titles = {section.title for section in self.parts}
 
         def wish(figure: FigureView) -> int:
-            return next(
-                (n for n, title in enumerate(figure.sections) if title in titles),
-                len(figure.sections),
-            )
+            for n, title in enumerate(figure.sections):
+                if title in titles:
+                    return n
+            return len(figure.sections)
 
         return min(self.figures, key=wish, default=None)
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """Sections with content, with all figures but the leading one."""
-        return with_figures(
-            self.parts, [figure for figure in self.figures if figure is not self.leading_figure]
-        )
+        others = [figure for figure in self.figures if figure is not self.leading_figure]
+        return with_figures(self.parts, others)
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in order of appearance."""
-        rows = [row.metric for row in self.leading]
+        metrics = [row.metric for row in self.leading]
         for section in self.sections:
-            rows += [row.metric for group in section.groups for row in group.rows]
-            rows += [
-                column.metric
-                for table in section.tables
-                for column in table.columns
-                if column.metric
-            ]
-            rows += [metric for table in section.tables for metric in table.row_metrics]
-        return list(dict.fromkeys(rows))
+            for group in section.groups:
+                metrics += [row.metric for row in group.rows]
+            # Two loops, not one: the definitions of all columns come before those of rows.
+            for table in section.tables:
+                metrics += [column.metric for column in table.columns if column.metric]
+            for table in section.tables:
+                metrics += table.row_metrics
+        return list(dict.fromkeys(metrics))
 
 
 def definition_anchor(metric: Metric) -> str:
-    """The id of a metric's definition; a metric per bin may share its key with one over all
-    tokens.
-    """
-    return "metric-" + re.sub(
-        r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}"
-    )
+    """The id of a metric's definition."""
+    # A metric per bin may have the key of one over all tokens: both need an id of their own.
+    suffix = "-in-bin" if "in the bin" in metric.formula else ""
+    return "metric-" + re.sub(r"\W+", "-", f"{metric.key}{suffix}")

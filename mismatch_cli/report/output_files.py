@@ -42,14 +42,18 @@ def write_report(
     from mismatch_cli.trace.ownership import pictures_in
 
     with replacing_entries(folder / HTML_FILE, lambda: pictures_in(folder / PLOTS_FOLDER)) as new:
+        # All is written into a draft, which replaces the old report when this block ends.
+        # Whatever fails or is interrupted before leaves the old one whole.
         write_numbers(study, new)
-        if responses := study.explored_responses:
+        responses = study.explored_responses
+        if responses:
             with working("Exploring", 2 * responses) as on_responses:
                 explored = study.exploration(on_responses)
             if explored is not None:
                 view = replace(view, explorer=explorer_view(explored))
-        if files is not None and (count := len(list(plots_for(study.plot_data)))):
-            with working("Drawing", count) as on_drawn:
+        plots = [] if files is None else list(plots_for(study.plot_data))
+        if files is not None and plots:
+            with working("Drawing", len(plots)) as on_drawn:
                 figures = figure_views(
                     study.plot_data,
                     new / PLOTS_FOLDER,

@@ -35,6 +35,7 @@ PAPER_FIGURES = {
     "paper-9": PaperFigure("other models: a dense one, one that thinks", _BY_SETTING),
     "paper-10": PaperFigure("binary and top-K divergences", _BY_SETTING),
     "paper-12": PaperFigure("probability mass of the top K", ("training-curves", "top-k-mass")),
+    # Figures 13 to 18 show the same curves of other runs.
     **dict.fromkeys(map("paper-{}".format, range(13, 19)), _LENGTH_AND_ENTROPY),
     "paper-19": PaperFigure("sensitivity to the threshold", ("sensitivity",)),
     "paper-20": PaperFigure("another family of models", _BY_SETTING),
@@ -45,4 +46,6 @@ def plots_named(name: str) -> tuple[str, ...]:
     """The plots that a name stands for, the preferred one first: its own, or those of a figure of
     the paper.
     """
-    return PAPER_FIGURES[name].plots if name in PAPER_FIGURES else (name,)
+    if name in PAPER_FIGURES:
+        return PAPER_FIGURES[name].plots
+    return (name,)

@@ -43,12 +43,13 @@ class PictureFiles:
     @classmethod
     def asked(cls, formats: str | None, width: str | None) -> PictureFiles:
         """From what the user typed; raises a `UsageError` for what cannot be drawn."""
-        listed = formats or ("png" if width else "")
-        names = tuple(dict.fromkeys(name.strip().lower() for name in listed.split(",") if name))
+        if not formats:
+            formats = "png" if width else ""
+        names = dict.fromkeys(name.strip().lower() for name in formats.split(",") if name)
         for name in names:
             if name not in FORMATS:
                 raise UsageError(f"plots: {registry.unknown_name('format', name, FORMATS)}")
-        return cls(names, None if width is None else _inches(width))
+        return cls(tuple(names), None if width is None else _inches(width))
 
     @property
     def style(self) -> Style:
@@ -58,9 +59,12 @@ class PictureFiles:
     def write(self, folder: Path, name: str, figure: Sheet) -> list[Path]:
         """Write a figure, drawn in `style`, in every format; returns its files."""
         folder.mkdir(exist_ok=True)
-        paths = [folder / f"{name}.{format_}" for format_ in self.formats]
-        for path in paths:
-            _write(figure, path, _SCREEN_DPI if self.width is None else _PAPER_DPI)
+        dpi = _SCREEN_DPI if self.width is None else _PAPER_DPI
+        paths = []
+        for format_ in self.formats:
+            path = folder / f"{name}.{format_}"
+            _write(figure, path, dpi)
+            paths.append(path)
         return paths
 
 
@@ -68,7 +72,7 @@ def page_svg(figure: Sheet) -> str:
     """The figure as the page has it: in the reader's fonts, and light or dark as the reader is.
 
     It is drawn in light colours, and those of the theme become CSS variables. Pixels, which dots
-    are, keep their colours. Places have two decimals, which halves the size.
+    are, keep their colours. Coordinates have two decimals, which halves the size.
     """
     svg = re.sub(r"<[^>]*>", _for_page, figure.svg(dpi=_DOTS_DPI))
     dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{_colours(DARK)}}}}}"
@@ -84,11 +88,13 @@ def _for_page(tag: re.Match[str]) -> str:
 
 def _variable(colour: re.Match[str]) -> str:
     name = _NAME_OF.get(colour[0])
-    return f"var(--{name})" if name else colour[0]
+    if name is None:
+        return colour[0]
+    return f"var(--{name})"
 
 
 def _colours(theme: Theme) -> str:
-    """The theme as CSS variables; that of its name is not used."""
+    """The colours of a theme as CSS variables; its name becomes one too, which nothing uses."""
     return ";".join(f"--{name}:{colour}" for name, colour in asdict(theme).items())
 
 
@@ -111,6 +117,8 @@ def _write(figure: Sheet, path: Path, dpi: int) -> None:
     format_ = path.suffix.removeprefix(".")
     look: dict[str, Any] = {"facecolor": LIGHT.page, "dpi": dpi}
     if format_ == "svg":
+        # A mark in each SVG, as in the other formats, tells our files from a user's own:
+        # only ours are replaced with the next report.
         write_atomically(path, figure.svg(**look).replace("<defs>", f"{_MARK}<defs>", 1))
         return
     with replacing(path) as temporary:

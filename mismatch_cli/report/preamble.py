@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shorten_paths
-from mismatch_cli.metrics.pair_summary import TokenTotals
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.models import weights_note
 from mismatch_cli.models.attention import attention_warning
 from mismatch_cli.models.positions import rescaling_warning
 from mismatch_cli.probe.tasks.answers import without_answer
-from mismatch_cli.report.outline import Facts
+from mismatch_cli.report.outline import Facts, stated
 from mismatch_cli.studies.study import imported_fact, notes_of
 from mismatch_cli.trace.origin import About, PromptFacts, Side, SkippedPrompt
 
@@ -70,43 +70,51 @@ def about_facts(about: About, counts: Coverage) -> Facts:
 def who_facts(about: About) -> Facts:
     """Models, dtypes, versions, temperature and prompts, as far as the manifest has them."""
     recorded = about.source is not None and about.source.is_recorded
-    facts = [
-        ("Recorded by" if recorded else "Imported from", imported_fact(about.source)),
-        ("Rollout engine", _engine(about.engine_side)),
-        ("Trainer", _trainer(about.trainer_side)),
-        ("Trainer at the rollout's weights", _trainer(about.recomputed_side)),
-        ("Sampling", _sampling(about)),
-        ("Prompts", _prompts(about.prompt_facts)),
-    ]
-    return tuple((label, value) for label, value in facts if value)
+    facts = {
+        "Recorded by" if recorded else "Imported from": imported_fact(about.source),
+        "Rollout engine": _engine(about.engine_side),
+        "Trainer": _trainer(about.trainer_side),
+        "Trainer at the rollout's weights": _trainer(about.recomputed_side),
+        "Sampling": _sampling(about),
+        "Prompts": _prompts(about.prompt_facts),
+    }
+    return stated(facts.items())
 
 
-def subject_lines(about: About, counts: Coverage, what: str = "token") -> tuple[str, str]:
+def subject_lines(about: About, counts: Coverage, unit: str = "token") -> tuple[str, str]:
     """What was measured, in two lines: both sides with their precision; model, tokens and
     temperature.
     """
     engine, trainer, temperature = about.engine_side, about.trainer_side, about.sampling.temperature
-    models = list(dict.fromkeys(side.model for side in (trainer, engine) if side and side.model))
-    models = [name for name in models if not any(_names_the_end(name, other) for other in models)]
-    tokens = measured(counts, numbers.things(counts.tokens, what))
-    second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
     first = _sides(engine, trainer) or imported_fact(about.source)
-    return first or "engine, trainer and precision not recorded", second
+    second = [*_models(trainer, engine), measured(counts, numbers.things(counts.tokens, unit))]
+    if temperature is not None:
+        second.append(f"T = {temperature:g}")
+    return first or "engine, trainer and precision not recorded", _joined(*second)
 
 
-def _names_the_end(model: str, other: str) -> bool:
-    """Whether a shortened path may be the end of the other: `…/model` of `sample_data/model`."""
-    return model.startswith("…/") and other != model and other.endswith(model.removeprefix("…"))
+def _models(*sides: Side | None) -> list[str]:
+    """The models of both sides, each once."""
+    names = dict.fromkeys(side.model for side in sides if side and side.model)
+    models = []
+    for name in names:
+        others = [other for other in names if other != name]
+        # A shortened path, `…/model`, may be the end of the other side's `sample_data/model`.
+        end = name.removeprefix("…")
+        is_repeated = name.startswith("…/") and any(other.endswith(end) for other in others)
+        if not is_repeated:
+            models.append(name)
+    return models
 
 
 def _sides(engine: Side | None, trainer: Side | None) -> str:
     """`vllm 0.32.0 bfloat16 with KV cache fp8 against transformers 5.19.0 bfloat16`."""
-    sides = {"engine": engine, "trainer": trainer}
-    return " against ".join(_side(_name(side, word), side) for word, side in sides.items() if side)
-
-
-def _side(name: str, side: Side) -> str:
-    return " ".join(filter(None, (name, _dtype(side), side.cache)))
+    sides = []
+    for side, role in ((engine, "engine"), (trainer, "trainer")):
+        if side is not None:
+            words = (_name(side, role), _dtype(side), side.cache)
+            sides.append(" ".join(filter(None, words)))
+    return " against ".join(sides)
 
 
 def _dtype(side: Side) -> str:
@@ -127,17 +135,23 @@ def _engine(engine: Side | None) -> str:
     if engine is None:
         return ""
     dtype, cache = _dtype(engine), engine.kv_cache_dtype
-    cache = None if cache in (dtype, None) else f"KV cache {cache}"
-    return _joined(_name(engine), _model(engine), dtype, cache, engine.device)
+    facts = [_name(engine), _model(engine), dtype]
+    if cache not in (dtype, None):
+        facts.append(f"KV cache {cache}")
+    return _joined(*facts, engine.device)
 
 
 def _trainer(trainer: Side | None) -> str:
     if trainer is None:
         return ""
-    dtype, head, kind = _dtype(trainer), trainer.head_dtype, trainer.attn_implementation
-    precision = dtype + ("" if head in (dtype, None) else f", head {head}")
-    attention = f"{kind} attention" if kind else None
-    return _joined(_name(trainer), _model(trainer), precision, attention, trainer.device)
+    dtype, head = _dtype(trainer), trainer.head_dtype
+    precision = dtype
+    if head not in (dtype, None):
+        precision += f", head {head}"
+    facts = [_name(trainer), _model(trainer), precision]
+    if trainer.attn_implementation:
+        facts.append(f"{trainer.attn_implementation} attention")
+    return _joined(*facts, trainer.device)
 
 
 def _model(side: Side) -> str:
@@ -156,26 +170,28 @@ def _sampling(about: About) -> str:
     if not about.sampling_settings:
         return ""
     sampling, engine = about.sampling, about.engine_side
-    context = engine.max_model_len if engine else None
-    return _joined(
-        _unless(sampling.temperature, None, "temperature"),
-        _unless(sampling.top_p, 1.0, "top-p"),
-        _unless(sampling.top_k, 0, "top-k"),
-        _unless(sampling.min_p, 0.0, "min-p"),
-        None if sampling.max_tokens is None else f"at most {sampling.max_tokens} tokens",
-        f"context {context}" if context else None,
-    )
-
-
-def _unless(value: float | None, off: float | None, name: str) -> str | None:
-    return None if value in (None, off) else f"{name} {value:g}"
+    facts = []
+    for name, value, off in (
+        ("temperature", sampling.temperature, None),
+        ("top-p", sampling.top_p, 1.0),
+        ("top-k", sampling.top_k, 0),
+        ("min-p", sampling.min_p, 0.0),
+    ):
+        if value is not None and value != off:
+            facts.append(f"{name} {value:g}")
+    if sampling.max_tokens is not None:
+        facts.append(f"at most {sampling.max_tokens} tokens")
+    if engine and engine.max_model_len:
+        facts.append(f"context {engine.max_model_len}")
+    return _joined(*facts)
 
 
 def _prompts(prompts: PromptFacts | None) -> str:
     if prompts is None:
         return ""
-    raw = prompts.template == "raw"
-    template = "raw, no template" if raw else f"{prompts.template} template"
+    template = f"{prompts.template} template"
+    if prompts.template == "raw":
+        template = "raw, no template"
     return f"{prompts.count} from {prompts.source} · {template}"
 
 
@@ -188,19 +204,23 @@ def measured(counts: Coverage, tokens: str) -> str:
     )
 
 
-def left_out(about: About, first: TokenTotals, total: TokenTotals | None) -> tuple[str, ...]:
-    """What the numbers leave out, and why: of the first pair, and with staleness where that
+def left_out(about: About, main: PairSummary, total: PairSummary | None) -> tuple[str, ...]:
+    """What the numbers leave out, and why: of the main pair, and with staleness where that
     leaves out more.
     """
-    notes = left_out_of(about, [(getattr(first, name), text) for name, text in _LEFT_OUT.items()])
-    if total is None:
-        return notes
-    more = (
-        f"With staleness, {numbers.counted(count, text)}."
-        for name, text in _LEFT_OUT.items()
-        if (count := getattr(total, name)) and count != getattr(first, name)
-    )
-    return (*notes, *more)
+    of_main = by_reason(main.counts, _LEFT_OUT)
+    notes = list(left_out_of(about, of_main))
+    if total is not None:
+        for counted, of_total in zip(of_main, by_reason(total.counts, _LEFT_OUT), strict=True):
+            number, text = of_total
+            if number and of_total != counted:
+                notes.append(f"With staleness, {numbers.counted(number, text)}.")
+    return tuple(notes)
+
+
+def by_reason(counts: object, reasons: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Counts by the names of their attributes, each with the words of what it counts."""
+    return [(getattr(counts, name), text) for name, text in reasons.items()]
 
 
 def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[str, ...]:
@@ -212,32 +232,37 @@ def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[
     notes = [*partial_notes(about), *map(attention_warning, sides), *notes_of(about.source)]
     notes.append(rescaling_warning(rollout, trainer))
     notes.append(weights_note.weights_sentence(rollout, trainer))
-    notes.append(_skipped(about.prompt_facts.skipped if about.prompt_facts else ()))
+    if about.prompt_facts:
+        notes.append(_skipped(about.prompt_facts.skipped))
     notes += [f"{numbers.counted(count, text)}." for count, text in counted if count]
     if about.grading_timeouts:
         scored = numbers.counted(about.grading_timeouts, "responses score 0")
         notes.append(f"{scored} because grading the answer took too long.")
     if about.unstated:
         notes.append(without_answer(about.unstated, about.responses))
-    return tuple(note for note in notes if note)
+    return tuple(filter(None, notes))
 
 
 def partial_notes(about: About) -> tuple[str, ...]:
     """A note for each incomplete trace."""
-    return tuple(
-        f"PARTIAL: {part.trace} is incomplete; the numbers cover the rest: "
-        f"{'; '.join(part.reasons)}. {part.remedy}"
-        for part in about.partial
-    )
+    notes = []
+    for shortfall in about.partial:
+        reasons = "; ".join(shortfall.reasons)
+        notes.append(
+            f"PARTIAL: {shortfall.trace} is incomplete; the numbers cover the rest: {reasons}. "
+            f"{shortfall.remedy}"
+        )
+    return tuple(notes)
 
 
 def _skipped(skipped: Sequence[SkippedPrompt]) -> str:
     if not skipped:
         return ""
-    named = "; ".join(f"prompt {s.prompt_id}: {s.reason}" for s in skipped[:_SKIPPED_SHOWN])
-    left = len(skipped) - _SKIPPED_SHOWN
-    rest = f"; and {left} more, in manifest.json" if left > 0 else ""
-    return f"{numbers.counted(len(skipped), 'prompts were skipped')} ({named}{rest})."
+    reasons = [f"prompt {each.prompt_id}: {each.reason}" for each in skipped[:_SKIPPED_SHOWN]]
+    others = len(skipped) - _SKIPPED_SHOWN
+    if others > 0:
+        reasons.append(f"and {others} more, in manifest.json")
+    return f"{numbers.counted(len(skipped), 'prompts were skipped')} ({'; '.join(reasons)})."
 
 
 def settings_tables(about: About) -> tuple[tuple[str, Facts], ...]:
@@ -252,10 +277,10 @@ def settings_tables(about: About) -> tuple[tuple[str, Facts], ...]:
 
 
 def _facts(settings: Mapping[str, Any]) -> Facts:
-    return tuple(
-        (name.replace("_", " "), "—" if value is None else str(value))
-        for name, value in settings.items()
-    )
+    facts = []
+    for name, value in settings.items():
+        facts.append((name.replace("_", " "), numbers.MISSING if value is None else str(value)))
+    return tuple(facts)
 
 
 def command_line(command: str, runs: Sequence[Path], *flags: str) -> str:

@@ -5,7 +5,8 @@ type next.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from io import StringIO
-from typing import TypeGuard
+from itertools import compress
+from typing import Any, TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -38,16 +39,21 @@ def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
     screen = screen_of(view)
     if full or screen is None:
         print_report(view, console)
-    if screen is not None and full:
-        others = tuple((line, shows) for line, shows in screen.next if not line.endswith(" --full"))
-        print_ending(replace(screen, next=others), console)
-    elif screen is not None:
+    if screen is None:
+        return
+    if full:
+        # The command that shows everything has just been typed.
+        others = [line for line in screen.next if not line[0].endswith(" --full")]
+        print_ending(replace(screen, next=tuple(others)), console)
+    else:
         print_screen(screen, console)
 
 
 def screen_of(view: Outline) -> Screen | None:
     """As much of a page as a screen holds, the most important first; None without a verdict."""
-    return None if view.screen is None else _fitted(view.screen)
+    if view.screen is None:
+        return None
+    return _fitted(view.screen)
 
 
 def as_text(screen: Screen, width: int = _WIDTH) -> str:
@@ -57,17 +63,20 @@ def as_text(screen: Screen, width: int = _WIDTH) -> str:
         file=out, width=width, color_system=None, highlight=False, emoji=False, markup=False
     )
     print_screen(screen, console)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(map(str.rstrip, out.getvalue().splitlines()))
 
 
 def _fitted(screen: Screen) -> Screen:
     """The screen with what fits into its lines; what does not is counted or named."""
-    most = _lines_too_many(screen)
-    while most:
-        smaller = _smaller(screen, most)
+    # Lines are counted on a printed screen, as only rich knows where a text wraps.
+    # One step leaves out at most as many rows as there are lines too many: none goes in vain.
+    excess = _lines_too_many(screen)
+    while excess:
+        smaller = _smaller(screen, excess)
         if smaller is None:
             break
-        screen, most = smaller, _lines_too_many(smaller)
+        screen = smaller
+        excess = _lines_too_many(screen)
     return _shown(screen)
 
 
@@ -86,17 +95,20 @@ def _smaller(screen: Screen, most: int) -> Screen | None:
     if len(screen.notes) > 1:
         return replace(screen, notes=screen.notes[:-1], more_notes=screen.more_notes + 1)
     if screen.excerpts:
-        return replace(_naming(screen, "tokens in context"), excerpts=screen.excerpts[:-1])
+        return _leaving_out("tokens in context", screen, excerpts=screen.excerpts[:-1])
     if screen.profiles:
-        return replace(_naming(screen, screen.profiles[-1].title), profiles=screen.profiles[:-1])
+        *others, last = screen.profiles
+        return _leaving_out(last.title, screen, profiles=tuple(others))
     if screen.remarks:
-        return replace(_naming(screen, screen.remarks[-1][0]), remarks=screen.remarks[:-1])
+        *remarks, (label, _) = screen.remarks
+        return _leaving_out(label, screen, remarks=tuple(remarks))
     return None
 
 
-def _naming(screen: Screen, name: str) -> Screen:
-    """The screen with a name more among what it leaves out."""
-    return replace(screen, left_out=tuple(dict.fromkeys((*screen.left_out, name))))
+def _leaving_out(name: str, screen: Screen, **smaller: Any) -> Screen:
+    """The screen with less in some of its fields, and the name of what that leaves out."""
+    names = dict.fromkeys((*screen.left_out, name))
+    return replace(screen, left_out=tuple(names), **smaller)
 
 
 def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
@@ -111,7 +123,7 @@ def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
     stay = max(brief.fewest, len(brief.rows) - most)
     if not stay:
         gone = tables.pop(longest)
-        return replace(_naming(screen, gone.title), tables=tuple(tables))
+        return _leaving_out(gone.title, screen, tables=tuple(tables))
     left_out = brief.left_out + len(brief.rows) - stay
     fewer = replace(brief, rows=brief.rows[:stay], left_out=left_out)
     tables[longest] = replace(tables[longest], brief=fewer)
@@ -131,8 +143,8 @@ def _shown(screen: Screen) -> Screen:
     if screen.left_out:
         names = ", ".join(screen.left_out)
         remarks = (*remarks, ("No room for", f"{names}: {screen.everything}"))
-    tables = tuple(_brief_table(table, screen.everything) for table in screen.tables)
-    return replace(screen, notes=notes, remarks=remarks, tables=tables)
+    tables = [_brief_table(table, screen.everything) for table in screen.tables]
+    return replace(screen, notes=notes, remarks=remarks, tables=tuple(tables))
 
 
 def _brief_table(table: Table, everything: str) -> Table:
@@ -140,15 +152,15 @@ def _brief_table(table: Table, everything: str) -> Table:
     brief = table.brief
     if brief is None:
         return table
-    columns = [n for n, column in enumerate(table.columns) if column.priority < Priority.FULL]
-    rows = sorted(brief.rows)
-    left = len(table.rows) - len(rows) if brief.counts_rest else brief.left_out
-    rest = f"… {left:,} more: {everything}" if left else ""
-    heads = (table.columns[n] for n in columns)
+    on_screen = [column.priority < Priority.FULL for column in table.columns]
+    heads = [replace(head, title=head.short or head.title) for head in table.columns]
+    rows = [tuple(compress(table.rows[n], on_screen)) for n in sorted(brief.rows)]
+    left_out = len(table.rows) - len(rows) if brief.counts_rest else brief.left_out
+    rest = f"… {left_out:,} more: {everything}" if left_out else ""
     return Table(
         title=brief.title,
-        columns=tuple(replace(head, title=head.short or head.title) for head in heads),
-        rows=tuple(tuple(table.rows[n][column] for column in columns) for n in rows),
+        columns=tuple(compress(heads, on_screen)),
+        rows=tuple(rows),
         note="   ".join(filter(None, (rest, brief.note))),
     )
 
@@ -156,8 +168,10 @@ def _brief_table(table: Table, everything: str) -> Table:
 def print_screen(screen: Screen, console: Console) -> None:
     """Print a screen; token text is escaped, colours follow the console."""
     width = prose_width(console)
-    for number, line in enumerate(screen.subject):
-        console.print(Text(visible(line), style="dim" if number else "bold"), width=width)
+    style = "bold"
+    for line in screen.subject:
+        console.print(Text(visible(line), style=style), width=width)
+        style = "dim"
     for note in screen.notes:
         console.print(Text.assemble(("! ", "yellow"), for_terminal(note)), width=width)
     for table in screen.tables:
@@ -183,8 +197,11 @@ def print_ending(screen: Screen, console: Console) -> None:
 def _blocks(screen: Screen, width: int) -> Iterator[list[RenderableType]]:
     """Groups of lines, to be separated by blank lines."""
     yield _labelled(screen.remarks)
-    yield _profiles(screen.profiles)
-    yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, width)]
+    yield _labelled(map(curve_fact, screen.profiles))
+    excerpts: list[RenderableType] = []
+    for excerpt in screen.excerpts:
+        excerpts += excerpt_line(excerpt, width)
+    yield excerpts
 
 
 def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
@@ -201,31 +218,34 @@ def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
     """Commands that can be pasted; what a command shows is a comment beside it, or above if
     there is no room.
     """
-    widest = max(
-        (len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width),
-        default=0,
-    )
-    for line, what in lines:
+    widest = 0  # of the commands that have their comment beside them
+    for line, shows in lines:
+        if shows and len(line) + len(shows) + 4 <= width:
+            widest = max(widest, len(line))
+    for line, shows in lines:
         command = Text(visible(line), style="cyan")
-        if not what:
+        comment = f"# {visible(shows)}"
+        begin = max(widest, len(line))
+        if not shows:
             yield command
-        elif len(what) + 4 + max(widest, len(line)) <= width:
-            yield Text.assemble(
-                command, " " * (max(widest, len(line)) - len(line)), (f"  # {visible(what)}", "dim")
-            )
+        elif begin + len(shows) + 4 <= width:
+            spaces = " " * (begin - len(line))
+            yield Text.assemble(command, spaces, (f"  {comment}", "dim"))
         else:
-            yield Text(f"# {visible(what)}", style="dim")
+            yield Text(comment, style="dim")
             yield command
 
 
-def _profiles(profiles: Iterable[Profile]) -> list[RenderableType]:
-    return _labelled((profile.title, f"{curve(profile)}  {profile.note}") for profile in profiles)
+def curve_fact(profile: Profile) -> tuple[str, str]:
+    """A profile in one line, under its title: `0 ▂▁█ 128  mean |Δlog p|`."""
+    return profile.title, f"{curve(profile)}  {profile.note}"
 
 
 def curve(profile: Profile) -> str:
     """`0 ▂▁█ 128`, from 0 to the largest value."""
-    most = max((value for value in profile.values if value is not None), default=0.0)
-    return f"{profile.first} {numbers.sparkline(profile.values, 0, most)} {profile.last}"
+    measured = [value for value in profile.values if value is not None]
+    bars = numbers.sparkline(profile.values, 0, max(measured, default=0.0))
+    return f"{profile.first} {bars} {profile.last}"
 
 
 def _verdict(verdict: Verdict) -> RenderableType:

@@ -5,6 +5,7 @@ Cells take an estimate, or a plain number, which has no interval.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -66,21 +67,25 @@ def table(
 ) -> Table:
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
-    cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    cells = []
+    for row in rows:
+        cells.append(tuple(column.cell(row) for column in columns))
     note = _with_few(note, cells)
     heads = tuple(column.head for column in columns)
     if brief is not None:
         shown = [n for n in brief.rows if n < len(cells)]
-        few = _with_few(brief.note, [cells[n] for n in shown])
-        brief = replace(brief, rows=shown, note=few)
-    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
+        brief_note = _with_few(brief.note, [cells[n] for n in shown])
+        brief = replace(brief, rows=shown, note=brief_note)
+    return Table(
+        title, heads, tuple(cells), note, fold, terminal_rows, row_metrics, row_links, brief
+    )
 
 
 def _with_few(note: str, rows: Iterable[tuple[str, ...]]) -> str:
     """A note on a table, with the meaning of the mark of few prompts where a cell has it."""
-    if not any(cell.endswith(numbers.FEW) for row in rows for cell in row):
+    if not any(cell.endswith(numbers.FEW) for cell in chain.from_iterable(rows)):
         return note
-    return "  ".join(filter(None, (note, _OF_FEW)))
+    return f"{note}  {_OF_FEW}" if note else _OF_FEW
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:
@@ -95,7 +100,7 @@ def filled(*tables: Table) -> tuple[Table, ...]:
 
 
 def parts(number: Number) -> tuple[float | None, float | None, float | None]:
-    """Value, low and high of an estimate."""
+    """Value, low and high of an estimate; a plain number has no interval."""
     if isinstance(number, Estimate):
         return number.value, number.low, number.high
     return number, None, None
@@ -112,13 +117,15 @@ def number(estimate: Number) -> str:
 
 
 def plain(estimate: Number) -> str:
-    """A value ± half the width of its interval."""
+    """A value ± half the width of its interval, with a mark if a few prompts decide it."""
     return numbers.plus_minus(*parts(estimate)) + _few(estimate)
 
 
 def percent(estimate: Number) -> str:
-    """The same for a share in percent; the head of the column has the % sign."""
-    in_percent = (None if part is None else 100 * part for part in parts(estimate))
+    """A share in percent ± half the width of its interval, with the mark of few prompts; the
+    head of the column has the % sign.
+    """
+    in_percent = [None if part is None else 100 * part for part in parts(estimate)]
     return numbers.plus_minus(*in_percent) + _few(estimate)
 
 
@@ -145,11 +152,28 @@ class MuBin(Protocol):
     def mu_high(self) -> float: ...
 
 
+class OnTokens(Protocol):
+    """A row about some tokens."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+T = TypeVar("T", bound=OnTokens)
+
+
+def occupied(rows: Iterable[T]) -> list[T]:
+    """The rows that have tokens: others would show a dash in every cell."""
+    return [row for row in rows if row.tokens]
+
+
 def span(row: Span) -> str:
     """`first – last`, one number if they are equal, or `first and later` without a last."""
     if row.last is None:
         return f"{row.first} and later"
-    return f"{row.first}" if row.first == row.last else f"{row.first} – {row.last}"
+    if row.first == row.last:
+        return f"{row.first}"
+    return f"{row.first} – {row.last}"
 
 
 def mu_bin(row: MuBin) -> str:
@@ -160,12 +184,17 @@ def mu_bin(row: MuBin) -> str:
 def interval_or_note(estimate: Number) -> str:
     """The interval for a column of its own, or why there is none."""
     interval = numbers.estimate(*parts(estimate))[1]
-    return note_of(estimate) or interval if interval == numbers.MISSING else interval
+    if interval != numbers.MISSING:
+        return interval
+    return note_of(estimate) or interval
 
 
 def logged_by(metric: Metric) -> tuple[tuple[str, str], ...]:
     """The frameworks that log a metric of the gap by the same formula, and their name for it."""
-    return logged_as().get(metric.key, ()) if METRICS.get(metric.key) is metric else ()
+    # A metric of a bin, or of another study, may have the key of one of the gap.
+    if METRICS.get(metric.key) is not metric:
+        return ()
+    return logged_as().get(metric.key, ())
 
 
 def frameworks(metric: Metric) -> str:
@@ -179,10 +208,11 @@ def in_words(metric: Metric, estimate: Number) -> tuple[str, str]:
     """
     if metric.unit == "share":
         value, interval = numbers.share(*parts(estimate))
-        return value + _few(estimate), interval
-    value, interval = numbers.estimate(*parts(estimate))
-    if metric.agreement == 1 and interval == numbers.MISSING:
-        value = numbers.near(value_of(estimate), 1)
+    else:
+        value, interval = numbers.estimate(*parts(estimate))
+        # Without an interval nothing says how many digits count, and 1.00003 would read 1.00.
+        if metric.agreement == 1 and interval == numbers.MISSING:
+            value = numbers.near(value_of(estimate), 1)
     return value + _few(estimate), interval
 
 
@@ -192,8 +222,16 @@ def metric_row(metric: Metric, estimate: Number, name: str = "") -> MetricRow:
         return MetricRow(metric, numbers.count(estimate), name=name)
     value, interval = in_words(metric, estimate)
     noise = estimate.noise if isinstance(estimate, MetricEstimate) else None
-    floor, _ = in_words(metric, noise.floor if noise else None)
-    return MetricRow(metric, value, interval, floor, times_noise(noise), note_of(estimate), name)
+    floor = noise.floor if noise else None
+    return MetricRow(
+        metric,
+        value,
+        interval,
+        floor=in_words(metric, floor)[0],
+        times_floor=times_noise(noise),
+        note=note_of(estimate),
+        name=name,
+    )
 
 
 def times_noise(noise: Noise | None) -> str:
@@ -205,10 +243,12 @@ def times_noise(noise: Noise | None) -> str:
 
 def note_of(estimate: Number) -> str:
     """Why an estimate has no interval, or what to know of it; empty if there is nothing to say."""
-    return (estimate.note or "") if isinstance(estimate, Estimate) else ""
+    if isinstance(estimate, Estimate):
+        return estimate.note or ""
+    return ""
 
 
 def _few(estimate: Number) -> str:
     """A mark if a few prompts decide an estimate that has an interval."""
-    marked = note_of(estimate) == FEW_DECIDE and parts(estimate)[1] is not None
-    return numbers.FEW if marked else ""
+    has_interval = parts(estimate)[1] is not None
+    return numbers.FEW if has_interval and note_of(estimate) == FEW_DECIDE else ""

@@ -9,6 +9,7 @@ and prose keeps a readable width.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -93,13 +94,14 @@ def _facts(facts: Facts) -> RenderableType:
 
 def _metrics(groups: Sequence[MetricGroup]) -> Table:
     """One table for all groups of a section, so that their columns align."""
-    several = len(groups) > 1
     columns = [Column("", kind="text"), Column("value"), Column("95 % interval")]
     if any(group.has_floor for group in groups):
         columns += [Column("× noise"), Column("noise", priority=Priority.SPARE)]
-    if any(logged_by(row.metric) for group in groups for row in group.rows):
-        columns += [Column("logged by", kind="text", priority=Priority.SPARE)]
-    return Table("", tuple(columns), tuple(_metric_rows(groups, columns, indent="  " * several)))
+    metrics = [row.metric for group in groups for row in group.rows]
+    if any(map(logged_by, metrics)):
+        columns.append(Column("logged by", kind="text", priority=Priority.SPARE))
+    indent = "  " if len(groups) > 1 else ""
+    return Table("", tuple(columns), tuple(_metric_rows(groups, columns, indent)))
 
 
 def _metric_rows(
@@ -116,19 +118,23 @@ def _metric_rows(
                 "noise": row.floor,
                 "logged by": frameworks(row.metric),
             }
-            shown = (cells[column.title] for column in columns[1:])
-            yield (
-                indent + (row.name or row.metric.label),
-                *("" if cell == MISSING else cell for cell in shown),
-            )
+            printed = [indent + (row.name or row.metric.label)]
+            for column in columns[1:]:
+                cell = cells[column.title]
+                printed.append("" if cell == MISSING else cell)
+            yield tuple(printed)
 
 
 def print_table(table: Table, console: Console) -> None:
     """Print a table as far as it fits, with a note on what is hidden."""
     fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
     console.print(_grid(fitting, console.width))
-    left = len(table.rows) - len(fitting.rows)
-    notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
+    notes = []
+    if table.note:
+        notes.append(table.note)
+    left_out = len(table.rows) - len(fitting.rows)
+    if left_out:
+        notes.append(f"{left_out} more rows in report.html.")
     if hidden:
         notes.append(
             f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or "
@@ -139,76 +145,76 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _filled(table: Table) -> Table:
-    """The table without empty columns."""
-    columns = range(1, len(table.columns))
-    return _without(
-        table,
-        *(n for n in columns if table.rows and all(row[n] in ("", MISSING) for row in table.rows)),
-    )
+    """The table without empty columns; one without rows keeps them all."""
+    empty = []
+    for n, cells in enumerate(zip(*table.rows, strict=True)):
+        if n > 0 and {"", MISSING}.issuperset(cells):
+            empty.append(n)
+    return _without(table, *empty)
 
 
 def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
     """The table as far as it fits the console, and the names of what does not fit."""
     hidden: list[str] = []
-    if _needed(table, console, wrapped=False) > console.width:
+
+    def is_too_wide(table: Table) -> bool:
+        return _needed(table, console, wrapped=False) > console.width
+
+    if is_too_wide(table):
         table = _filled(table)
-    while (
-        _needed(table, console, wrapped=False) > console.width
-        and (n := _last_optional(table)) is not None
-    ):
+    optional = [n for n, column in enumerate(table.columns) if column.priority >= Priority.SPARE]
+    for n in reversed(optional):
+        if not is_too_wide(table):
+            break
         hidden.append(table.columns[n].title)
         table = _without(table, n)
-    if _needed(table, console, wrapped=False) > console.width and table != (
-        bare := _without_intervals(table)
-    ):
-        hidden.append("intervals")
-        table = bare
+    if is_too_wide(table):
+        bare = _without_intervals(table)
+        if bare != table:
+            hidden.append("intervals")
+            table = bare
+    # Only a table whose text would not fit even in several lines loses columns that it needs.
+    # Its names stay, and so does a status: a reader would take silence for good news.
     while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
-        last = [n for n in range(1, len(table.columns)) if table.columns[n].priority][-1]
-        hidden.append(table.columns[last].title)
-        table = _without(table, last)
+        columns = range(1, len(table.columns))
+        may_go = [n for n in columns if table.columns[n].priority != Priority.ALWAYS]
+        hidden.append(table.columns[may_go[-1]].title)
+        table = _without(table, may_go[-1])
     return table, hidden
 
 
 def _needed(table: Table, console: Console, *, wrapped: bool) -> int:
     """Characters of the widest line; `wrapped` if text may continue on the next one."""
     unlimited = console.options.update(max_width=_UNLIMITED)
-    found = Measurement.get(console, unlimited, _grid(table, console.width))
-    return found.minimum if wrapped else found.maximum
-
-
-def _last_optional(table: Table) -> int | None:
-    columns = range(len(table.columns))
-    spare = [n for n in columns if table.columns[n].priority >= Priority.SPARE]
-    return max(spare, default=None)
+    measurement = Measurement.get(console, unlimited, _grid(table, console.width))
+    return measurement.minimum if wrapped else measurement.maximum
 
 
 def _without(table: Table, *gone: int) -> Table:
-    kept = [n for n in range(len(table.columns)) if n not in gone]
-    rows = tuple(tuple(row[n] for n in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[n] for n in kept), rows=rows)
+    stays = [n not in gone for n in range(len(table.columns))]
+    rows = [tuple(compress(row, stays)) for row in table.rows]
+    return replace(table, columns=tuple(compress(table.columns, stays)), rows=tuple(rows))
 
 
 def _without_intervals(table: Table) -> Table:
     """Numbers without intervals, and no columns of intervals; text such as `outside [0.8, 1.25]`
     stays.
     """
-    columns = range(1, len(table.columns))
-    intervals = [n for n in columns if _holds_intervals([row[n] for row in table.rows])]
+    intervals = []
+    for n, cells in enumerate(zip(*table.rows, strict=True)):
+        if n > 0 and _holds_intervals(cells):
+            intervals.append(n)
     bare = _without(table, *intervals)
-    rows = tuple(
-        tuple(
-            cell if column.kind == "text" else _HALF_WIDTH.sub("", cell)
-            for column, cell in zip(bare.columns, row, strict=True)
-        )
-        for row in bare.rows
-    )
-    return replace(bare, rows=rows)
+    columns: list[Sequence[str]] = []
+    for n, cells in enumerate(zip(*bare.rows, strict=True)):
+        is_text = bare.columns[n].kind == "text"
+        columns.append(cells if is_text else [_HALF_WIDTH.sub("", cell) for cell in cells])
+    return replace(bare, rows=tuple(zip(*columns, strict=True)))
 
 
 def _holds_intervals(cells: Sequence[str]) -> bool:
-    values = [cell for cell in cells if cell not in ("", MISSING)]
-    return bool(values) and all(_INTERVAL.fullmatch(cell) for cell in values)
+    values = set(cells) - {"", MISSING}
+    return bool(values) and all(map(_INTERVAL.fullmatch, values))
 
 
 def _grid(table: Table, width: int) -> RichTable:
@@ -222,25 +228,41 @@ def _grid(table: Table, width: int) -> RichTable:
         pad_edge=False,
         header_style="dim",
     )
-    heads = [for_terminal(column.title) for column in table.columns]
-    cells = [[_signed(cell) for cell in row[1:]] for row in _aligned(table)]
-    widths = [max(map(_width, column)) for column in zip(heads[1:], *cells, strict=True)]
-    room = max(int(_NAMES * width), width - sum(widths) - len(widths))
-    rows = [[_name(row[0], room), *rest] for row, rest in zip(table.rows, cells, strict=True)]
-    widths.insert(0, max(map(_width, [heads[0], *(row[0] for row in rows)])))
-    for n, column in enumerate(table.columns):
-        whole = column.kind == "number" or n == 0
-        if column.kind == "number":
-            _push_right([heads[n], *(row[n] for row in rows)], widths[n])
+    columns = _printed_columns(table, width)
+    for column, texts in zip(table.columns, columns, strict=True):
+        is_number = column.kind == "number"
+        widest = max(map(_width, texts))
+        if is_number:
+            _push_right(texts, widest)
+        is_whole = is_number or texts is columns[0]
         rich.add_column(
-            heads[n],
-            overflow="fold",
-            no_wrap=whole,
-            min_width=widths[n] if whole else None,
+            texts[0], overflow="fold", no_wrap=is_whole, min_width=widest if is_whole else None
         )
+    _, *rows = zip(*columns, strict=True)
     for row in rows:
         rich.add_row(*row, style=_row_style([cell.plain for cell in row[1:]]))
     return rich
+
+
+def _printed_columns(table: Table, width: int) -> list[list[Text]]:
+    """The title and the cells of each column; names wrap where the others leave too little of
+    the width.
+    """
+    titles = [column.title for column in table.columns]
+    names, *values = zip(titles, *table.rows, strict=True)
+    columns = list(map(_texts, table.columns[1:], values))
+    widths = [max(map(_width, texts)) for texts in columns]
+    room = max(int(_NAMES * width), width - sum(widths) - len(widths))
+    wrapped = [_name(name, room) for name in names[1:]]
+    return [[for_terminal(names[0]), *wrapped], *columns]
+
+
+def _texts(column: Column, title_and_cells: Sequence[str]) -> list[Text]:
+    """A column as it is printed: its title, then its cells."""
+    title, *cells = title_and_cells
+    if column.kind == "number":
+        cells = _aligned(cells)
+    return [for_terminal(title), *map(_signed, cells)]
 
 
 def _row_style(values: Sequence[str]) -> str | None:
@@ -249,7 +271,9 @@ def _row_style(values: Sequence[str]) -> str | None:
     """
     if values and not any(values):
         return "bold"
-    return "red" if any(status_of(value) == "bad" for value in values) else None
+    if "bad" in map(status_of, values):
+        return "red"
+    return None
 
 
 def _push_right(cells: Sequence[Text], width: int) -> None:
@@ -265,14 +289,25 @@ def _signed(cell: str) -> Text:
     return text
 
 
-def _aligned(table: Table) -> list[tuple[str, ...]]:
-    """The rows, with values below values where a column has both `± x` and `[a, b]`."""
-    columns = [list(cells) for cells in zip(*table.rows, strict=True)]
-    for n, cells in enumerate(columns):
-        lopsided = [bool(_LOPSIDED.search(cell)) for cell in cells]
-        if table.columns[n].kind == "number" and any(lopsided) and not all(lopsided):
-            columns[n] = _values_below_values(cells)
-    return list(zip(*columns, strict=True))
+def _aligned(cells: list[str]) -> list[str]:
+    """Numbers as they are, but with values below values where some have `± x` and others
+    `[a, b]`: these intervals begin at the same place.
+    """
+    is_lopsided = {_LOPSIDED.search(cell) is not None for cell in cells}
+    if len(is_lopsided) < 2:
+        return cells
+    values, intervals = zip(*map(_value_and_interval, cells), strict=True)
+    # Where a cell holds two values, as `3 of 7`, they cannot all end at one place.
+    if " " in "".join(values):
+        return cells
+    widest = max(map(cell_len, values))
+    longest = max(map(cell_len, intervals))
+    aligned = []
+    for value, interval in zip(values, intervals, strict=True):
+        before = " " * (widest - cell_len(value))
+        after = " " * (longest - cell_len(interval))
+        aligned.append(before + value + interval + after)
+    return aligned
 
 
 def _value_and_interval(cell: str) -> tuple[str, str]:
@@ -280,20 +315,6 @@ def _value_and_interval(cell: str) -> tuple[str, str]:
     interval = _HALF_WIDTH.search(cell)
     begin = interval.start() if interval else len(cell)
     return cell[:begin], cell[begin:]
-
-
-def _values_below_values(cells: list[str]) -> list[str]:
-    """Each value, then its interval, which begins at the same place in all of them; cells as
-    they are where some hold more than a value.
-    """
-    values, rests = zip(*map(_value_and_interval, cells), strict=True)
-    if any(" " in value for value in values):
-        return cells
-    widest, longest = max(map(cell_len, values)), max(map(cell_len, rests))
-    return [
-        " " * (widest - cell_len(value)) + value + rest + " " * (longest - cell_len(rest))
-        for value, rest in zip(values, rests, strict=True)
-    ]
 
 
 def _width(text: Text) -> int:
@@ -313,19 +334,14 @@ def _lines(parts: Sequence[str], room: int) -> list[str]:
         if lines[-1] and cell_len(lines[-1] + part.rstrip()) > room:
             lines.append("")
         lines[-1] += part
-    return [line.rstrip() for line in lines]
+    return list(map(str.rstrip, lines))
 
 
 def _excerpt(excerpt: Excerpt) -> RenderableType:
     facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts)
-    text = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
-    return Padding(
-        Group(
-            Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")),
-            Padding(text, (0, 0, 0, 2)),
-        ),
-        (1, 0, 0, 0),
-    )
+    title = Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim"))
+    context = Text.assemble(*map(_styled, excerpt.pieces))
+    return Padding(Group(title, Padding(context, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
 _LINE_FACTS = 3  # facts of an excerpt on its line
@@ -333,35 +349,35 @@ _LINE_FACTS = 3  # facts of an excerpt on its line
 
 def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
     """The title of an excerpt, and a line of its context around the marked token."""
-    title, facts = (
-        visible(excerpt.title),
-        (f"{label} {value}  " for label, value in excerpt.facts[:_LINE_FACTS]),
-    )
-    head = Text("\n".join(_lines([f"{title}  ", *map(visible, facts)], width)), "dim")
+    title = visible(excerpt.title)
+    facts = [visible(f"{label} {value}  ") for label, value in excerpt.facts[:_LINE_FACTS]]
+    head = Text("\n".join(_lines([f"{title}  ", *facts], width)), "dim")
     head.stylize("not dim bold", 0, len(title))
-    context = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
-    marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
+    context = Text.assemble(*map(_styled, excerpt.pieces))
     room = width - 4
-    first = (
-        0
-        if marked is None
-        else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
-    )
+    first = 0
+    for span in context.spans:
+        if span.style == _WEIGHT_STYLES[-1]:
+            centred = (span.start + span.end - room) // 2
+            first = max(0, min(centred, len(context) - room))
+            break
     return [head, Text("  ").append_text(_between_ids(context, first, first + room))]
 
 
 def _between_ids(text: Text, first: int, end: int) -> Text:
     """A slice without halves of ids, which are there for tokens whose text was not recorded."""
-    for known in _ID.finditer(text.plain):
-        if known.start() < first < known.end():
-            first = known.end()
-        if known.start() < end < known.end():
-            end = known.start()
+    for token_id in _ID.finditer(text.plain):
+        if token_id.start() < first < token_id.end():
+            first = token_id.end()
+        if token_id.start() < end < token_id.end():
+            end = token_id.start()
     return text[first:end]
 
 
-def _piece(piece: TokenText) -> tuple[str, str]:
+def _styled(piece: TokenText) -> tuple[str, str]:
+    """Token text and its style."""
     text = visible(piece.text)
-    # Visible without colours too
-    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text
-    return marked, _WEIGHT_STYLES[piece.weight]
+    # The token that the excerpt is about is marked by signs too: a pipe has no colours.
+    if piece.weight == len(_WEIGHT_STYLES) - 1:
+        text = f"»{text}«"
+    return text, _WEIGHT_STYLES[piece.weight]

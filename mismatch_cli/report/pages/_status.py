@@ -23,19 +23,25 @@ _NOT_BROKEN: tuple[str, Status] = ("!", "mixed")
 
 def sign(limit: LimitRow) -> str:
     """`✔`, `✘`, `?`, or `!` for what is not healthy, without being broken for certain."""
-    return _of(limit)[0]
+    return _sign_and_colour(limit)[0]
 
 
 def colour(limit: LimitRow) -> Status:
-    return _of(limit)[1]
+    """The status that sets the colour of a number beside its limit."""
+    return _sign_and_colour(limit)[1]
 
 
 def word(limit: LimitRow) -> str:
     """The judge's word; of two levels, which one is exceeded."""
     if limit.level == HEALTHY:
         return "not healthy"
-    return "not judged" if limit.standing == UNJUDGED else limit.standing
+    if limit.standing == UNJUDGED:
+        return "not judged"
+    return limit.standing
 
 
-def _of(limit: LimitRow) -> tuple[str, Status]:
-    return _NOT_BROKEN if limit.level == HEALTHY else _SIGNS[limit.standing]
+def _sign_and_colour(limit: LimitRow) -> tuple[str, Status]:
+    # The whole interval is beyond the healthy level, and not all of it beyond the broken one.
+    if limit.level == HEALTHY:
+        return _NOT_BROKEN
+    return _SIGNS[limit.standing]

@@ -25,6 +25,7 @@ from mismatch_cli.report.pages.clipping_thresholds import (
 from mismatch_cli.report.pages.clipping_verdict import next_commands, remarks, verdict
 from mismatch_cli.report.preamble import (
     MASKED,
+    by_reason,
     command_line,
     left_out_of,
     measured,
@@ -84,6 +85,9 @@ _RECOMPUTED = {
 }
 _TOTAL = "total"
 _STEPS_SHOWN = 100
+_CORRELATIONS_NOTE = (
+    "Steps follow each other and share a policy: a correlation over them does not show a cause."
+)
 
 
 def page(study: ClippingAnalysis) -> Outline:
@@ -95,13 +99,15 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     """Tokens in context that one of the compared pair blocks and the other keeps, both ways
     round; a screen has the first each way.
     """
-    tokens = study.result.disputed
-    first = {token.only: token for token in reversed(tokens)}
     titled = []
-    for token in tokens:
+    on_screen = set()
+    for token in study.result.disputed:
         sign = f"(A {'>' if token.advantage == '+' else '<'} 0)"
+        short = ""
+        if token.only not in on_screen:
+            on_screen.add(token.only)
+            short = f"Only {token.only} blocks {sign}"
         title = f"{token.only} blocks, {token.not_} keeps {sign}"
-        short = f"Only {token.only} blocks {sign}" if token is first[token.only] else ""
         titled.append(TitledToken(token, title, short))
     return token_excerpts(study.traces, PAIRS[_TOTAL], titled)
 
@@ -159,10 +165,10 @@ def _notes(result: ClippingResult) -> Iterator[str]:
     if "--theory" in result.arguments and result.theory is None:
         way = _way_to("reward", about)
         yield f"--theory needs rewards, and the trace has none. To get them: {way}."
+    # Who names an algorithm has to hear first that it cannot be judged; else it is a detail.
     if result.names_algorithms:
         yield from _unsupported(result)
-    left_out = [(getattr(counts, name), what) for name, what in _LEFT_OUT.items()]
-    yield from left_out_of(about, left_out)
+    yield from left_out_of(about, by_reason(counts, _LEFT_OUT))
     for column, responses in counts.lacking.items():
         if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
             yield _LACKING.format(number=numbers.count(responses), column=column)
@@ -215,7 +221,7 @@ def _headline(result: ClippingResult) -> str:
 
 
 def _hypothetical(result: ClippingResult, row: AlgorithmRow) -> str:
-    shares = (f"{share(row.blocked.of(sign))} of the tokens {result.when(sign)}" for sign in SIGNS)
+    shares = [f"{share(row.blocked.of(sign))} of the tokens {result.when(sign)}" for sign in SIGNS]
     return f"{row.name} would block {' and '.join(shares)}"
 
 
@@ -226,8 +232,9 @@ def _lost(row: AlgorithmRow) -> str:
         return f"How much of {update} {name} loses is unknown: {lost.note}."
     if row.blocked.all.value:
         return f"{name} loses {share(lost)} of {update}."
-    cap = f", but its cap takes {share(lost)} of {update}" if lost.value else ""
-    return f"{name} blocks no token{cap}."
+    if lost.value:
+        return f"{name} blocks no token, but its cap takes {share(lost)} of {update}."
+    return f"{name} blocks no token."
 
 
 def _leading(result: ClippingResult) -> Iterator[MetricRow]:
@@ -235,17 +242,19 @@ def _leading(result: ClippingResult) -> Iterator[MetricRow]:
     rows = result.leading
     if not result.has_advantages:
         for sign in SIGNS:
-            words = f"blocked {result.when(sign)}"
-            yield from (_of_pair("blocked", words, row, row.blocked.of(sign)) for row in rows)
+            label = f"blocked {result.when(sign)}"
+            for row in rows:
+                yield _of_algorithm("blocked", label, row, row.blocked.of(sign))
         return
-    yield from (_of_pair("blocked", "blocked", row, row.blocked.all) for row in rows)
-    yield from (_of_pair("lost", "lost", row, row.lost.all) for row in rows)
-    key = "over_negative"
-    yield metric_row(CLIPPING[key], result.bad_updates.over_negative)
+    for row in rows:
+        yield _of_algorithm("blocked", "blocked", row, row.blocked.all)
+    for row in rows:
+        yield _of_algorithm("lost", "lost", row, row.lost.all)
+    yield metric_row(CLIPPING["over_negative"], result.bad_updates.over_negative)
 
 
-def _of_pair(key: str, words: str, row: AlgorithmRow, estimate: Estimate) -> MetricRow:
-    return metric_row(CLIPPING[key], estimate, f"{words} · {row.name}")
+def _of_algorithm(key: str, label: str, row: AlgorithmRow, estimate: Estimate) -> MetricRow:
+    return metric_row(CLIPPING[key], estimate, f"{label} · {row.name}")
 
 
 def _updates_section(result: ClippingResult) -> Section:
@@ -266,10 +275,7 @@ def _updates_section(result: ClippingResult) -> Section:
             counted("value", "correlations", lambda row: row.estimate, _value),
             col("95 % interval", lambda row: interval_or_note(row.estimate)),
         ],
-        note=(
-            "Steps follow each other and share a policy: a correlation over them does not show a "
-            "cause."
-        ),
+        note=_CORRELATIONS_NOTE,
     )
     return Section(
         "Bad updates",
@@ -284,6 +290,7 @@ def _value(estimate: Estimate) -> str:
 
 
 def _bad_by_step(result: ClippingResult) -> Table:
+    """The last steps; empty for a single one, which the other numbers describe."""
     steps, most = result.bad_updates.by_step, _STEPS_SHOWN
     return table(
         f"By step, δ = {result.bad_updates.delta:g}",
@@ -304,34 +311,36 @@ def _bad_by_step(result: ClippingResult) -> Table:
 
 def _bad_shares(result: ClippingResult) -> list[TextColumn[Bad]]:
     """How many bad updates there are, and which share of the tokens."""
-    negative = "of tokens with A < 0, %" if result.has_advantages else "of all tokens, if A < 0, %"
-    columns: list[TextColumn[Bad]] = [
-        counted("bad updates", "bad", lambda row: row.bad, numbers.count),
+    number: TextColumn[Bad] = counted("bad updates", "bad", lambda row: row.bad, numbers.count)
+    if not result.has_advantages:
+        title = "of all tokens, if A < 0, %"
+        return [number, counted(title, "over_negative", lambda row: row.over_negative)]
+    return [
+        number,
         counted("of tokens with A ≠ 0, %", "over_tokens", lambda row: row.over_tokens),
-        counted(negative, "over_negative", lambda row: row.over_negative),
+        counted("of tokens with A < 0, %", "over_negative", lambda row: row.over_negative),
     ]
-    return columns if result.has_advantages else [columns[0], columns[2]]
 
 
 def _updates_text(result: ClippingResult) -> str:
     bad = result.bad_updates
     over_tokens, over_negative = share(bad.over_tokens), share(bad.over_negative)
-    words = (
+    sentences = [
         f"Bad update: a token with A < 0 that already lost {bad.delta:g} or more in probability is "
-        "pushed down further (μ − π ≥ δ). "
-    )
+        "pushed down further (μ − π ≥ δ)."
+    ]
     if result.has_advantages:
-        words += (
+        sentences.append(
             f"At δ = {bad.delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of "
-            "those with A < 0. The paper does not name its denominator, so both are shown. "
+            "those with A < 0. The paper does not name its denominator, so both are shown."
         )
     else:
-        words += (
+        sentences.append(
             "The trace has no advantages: if A were negative everywhere, "
-            f"{over_negative} of the tokens would be bad updates. "
+            f"{over_negative} of the tokens would be bad updates."
         )
     if not bad.correlations:
-        words += (
+        sentences.append(
             "To correlate bad updates with the reward, use a training trace with several steps."
         )
-    return words.rstrip()
+    return " ".join(sentences)

@@ -22,6 +22,7 @@ from mismatch_cli.report.tables import (
     filled,
     mu_bin,
     number,
+    occupied,
     percent,
     plain,
     span,
@@ -41,10 +42,6 @@ _STEPS = (0, 1, 1 / 2, 1 / 4, 3 / 4)  # of a ranking, from the strictest: what a
 _JACCARD = "Jaccard index of pairs of algorithms"
 _MARKS = {True: "▸ ", False: "  "}  # of the compared algorithms and of others
 _NOT_BY_RATIO = "†"
-_DETAILS = (
-    " Bins, steps and tokens are shown for the compared algorithms; of any other: clipstats -a "
-    "NAME, or --json."
-)
 _same_numbers = attrgetter("blocked", "lost", "weighs_by_ratio")  # of algorithms in one row
 
 
@@ -52,50 +49,49 @@ def algorithms_section(result: ClippingResult) -> Section:
     """Blocked tokens and lost update of all algorithms, the named or compared ones in detail, then
     equal strictness and formulas.
     """
-    details = [part for mask in result.detailed_masks for part in _breakdown(result, mask)]
-    return Section(
-        "What each algorithm blocks",
-        _algorithms_text(result),
-        tables=filled(
-            _overview(result),
-            *details,
-            same_strictness(result),
-            _lost_in_parts(result),
-            _formulas(result),
-        ),
-    )
+    tables = [_overview(result)]
+    for mask in result.detailed_masks:
+        tables += _breakdown(result, mask)
+    tables += [same_strictness(result), _lost_in_parts(result), _formulas(result)]
+    return Section("What each algorithm blocks", _algorithms_text(result), tables=filled(*tables))
 
 
 def _algorithms_text(result: ClippingResult) -> str:
-    words = (
+    sentences = [
         "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| "
         "that no longer enters it; it is not a gradient norm, which would need the directions of "
-        "the updates. "
-    )
+        "the updates."
+    ]
     if not all(row.weighs_by_ratio for row in result.algorithms):
-        words += (
+        sentences.append(
             f"Rows with {_NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, "
-            "without r. "
+            "without r."
         )
     if not result.has_advantages:
-        words += (
-            "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
+        sentences.append(
+            "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1."
         )
-    words += (
+    sentences.append(
         "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or "
         "π′, recomputed by the trainer at the weights that sampled."
     )
-    others = len(result.blocking_masks) - len(result.detailed_masks)
-    return words + (_DETAILS if others else "")
+    if len(result.blocking_masks) > len(result.detailed_masks):
+        sentences.append(
+            "Bins, steps and tokens are shown for the compared algorithms; of any other: clipstats "
+            "-a NAME, or --json."
+        )
+    return " ".join(sentences)
 
 
 def _overview(result: ClippingResult) -> Table:
     """The compared masks, then the others from strict to loose; a screen has some of them."""
     masks = result.masks(result.in_order, _same_numbers)
     masks.sort(key=lambda mask: (mask.row not in result.leading, -mask.row.strictness))
-    on_screen = _most_important_first(result, masks)
-    by_ratio = all(masks[place].row.weighs_by_ratio for place in on_screen)
-    note = "" if by_ratio else f"{_NOT_BY_RATIO} share of Σ |A|: its weight is not r"
+    note = (
+        f"{_MARKS[True]}compared. ± is half the 95 % interval over prompts; none for fewer "
+        "than 10 prompts, or where all prompts agree. "
+        f"{_same(masks)}For the rules: mismatch-cli algorithms."
+    )
     return table(
         "Blocked tokens and lost update",
         masks,
@@ -104,48 +100,56 @@ def _overview(result: ClippingResult) -> Table:
             text("anchor", lambda mask: mask.row.anchor, priority=Priority.FULL),
             *_shares(result),
         ],
-        note=(
-            f"{_MARKS[True]}compared. ± is half the 95 % interval over prompts; none for fewer "
-            "than 10 prompts, or where all prompts agree. "
-            f"{_same(masks)}For the rules: mismatch-cli algorithms."
-        ),
-        brief=None if result.nothing_to_block else Brief(on_screen, note),
+        note=note,
+        brief=_brief(result, masks),
     )
 
 
+def _brief(result: ClippingResult, masks: Sequence[OneMask]) -> Brief | None:
+    """The masks that a screen shows; None without a token to block."""
+    if result.nothing_to_block:
+        return None
+    on_screen = _most_important_first(result, masks)
+    if all(masks[n].row.weighs_by_ratio for n in on_screen):
+        return Brief(on_screen)
+    return Brief(on_screen, f"{_NOT_BY_RATIO} share of Σ |A|: its weight is not r")
+
+
 def _most_important_first(result: ClippingResult, masks: Sequence[OneMask]) -> list[int]:
-    """Places of some masks: the compared ones, the strictest and the loosest, then others between
-    them; not the same mask on π′, nor those that block nothing.
+    """The numbers of some masks: the compared ones, the strictest and the loosest, then others
+    between them; not the same mask on π′, nor those that block nothing.
     """
-    rows = [mask.row for mask in masks]
-    compared = [place for place, row in enumerate(rows) if row in result.leading]
-    others = [
-        place
-        for place, row in enumerate(rows)
-        if place not in compared and row.strictness and not result.is_twin(row)
-    ]
+    compared, others = [], []
+    for n, mask in enumerate(masks):
+        if mask.row in result.leading:
+            compared.append(n)
+        elif mask.row.strictness and not result.is_twin(mask.row):
+            others.append(n)
+    # The others come from strict to loose: evenly spaced ones show the whole range.
     between = [others[round(step * (len(others) - 1))] for step in _STEPS if others]
     return list(dict.fromkeys([*compared, *between, *others]))[:_ROWS_ON_SCREEN]
 
 
 def _same(masks: Sequence[OneMask]) -> str:
     """Which algorithms share a row, in words."""
-    merged = [f"{mask.row.name} = {' = '.join(mask.others)}" for mask in masks if mask.others]
-    return f"Same result on these tokens: {'; '.join(merged)}. " if merged else ""
+    merged = [" = ".join((mask.row.name, *mask.others)) for mask in masks if mask.others]
+    if not merged:
+        return ""
+    return f"Same result on these tokens: {'; '.join(merged)}. "
 
 
 def _shares(result: ClippingResult) -> list[TextColumn[OneMask]]:
     """How much is blocked and lost, in percent."""
-    blocked: list[TextColumn[OneMask]] = _blocked(result, lambda mask: mask.row.blocked)
+    columns: list[TextColumn[OneMask]] = _blocked(result, lambda mask: mask.row.blocked)
     if not result.has_advantages:
-        return [*blocked, *(_lost(f"lost {result.when(sign)}, %", sign) for sign in SIGNS)]
+        return [*columns, *(_lost(f"lost {result.when(sign)}, %", sign) for sign in SIGNS)]
     hit: TextColumn[OneMask] = counted(
         "responses hit, %",
         "responses_touched",
         lambda mask: mask.row.responses_touched,
         priority=Priority.FULL,
     )
-    return [*blocked, _lost("lost update, %", "all"), hit]
+    return [*columns, _lost("lost update, %", "all"), hit]
 
 
 def _blocked(result: ClippingResult, of: Callable[[R], BySign]) -> list[TextColumn[R]]:
@@ -215,7 +219,7 @@ def _formulas(result: ClippingResult) -> Table:
 
 
 def _breakdown(result: ClippingResult, mask: OneMask) -> list[Table]:
-    """One algorithm by μ, position and step."""
+    """One algorithm by μ, position and, if there are several, step."""
     row, blocked = mask.row, _blocked_in_part(result)
     by_mu: list[TextColumn[BlockedInBin]] = [col("μ", mu_bin), *blocked]
     by_position: list[TextColumn[BlockedAtPositions]] = [col("position", span), *blocked]
@@ -231,12 +235,14 @@ def _breakdown(result: ClippingResult, mask: OneMask) -> list[Table]:
             Priority.SPARE,
         ),
     ]
-    steps = _part(result, mask, "step", row.by_step, by_step)
-    return [
+    tables = [
         _part(result, mask, "μ", row.by_mu, by_mu),
         _part(result, mask, "position", row.by_position, by_position),
-        *([steps] if len(steps.rows) > 1 else ()),
     ]
+    steps = _part(result, mask, "step", row.by_step, by_step)
+    if len(steps.rows) > 1:
+        tables.append(steps)
+    return tables
 
 
 def _blocked_in_part(result: ClippingResult) -> list[TextColumn[Part]]:
@@ -254,7 +260,7 @@ def _part(
     """The parts with tokens; a terminal shows the compared pair only."""
     return table(
         f"{mask.label}, by {by}",
-        [row for row in rows if row.tokens],
+        occupied(rows),
         columns,
         fold=f"{mask.label}, by μ, position and step",
         terminal_rows=_ROWS_ON_TERMINAL if mask.row in result.leading else 0,
@@ -274,10 +280,15 @@ def overlap_section(result: ClippingResult, examples: Sequence[Excerpt]) -> Sect
 
 
 def _pairs(result: ClippingResult, labels: Mapping[str, str]) -> Table:
-    left = len(result.pairs) - _PAIRS_ON_PAGE
+    title = "Pairs of algorithms, in tokens"
+    if not result.has_advantages:
+        title += ", each for both signs"
+    note = "The compared pair, pairs with one of the two, then the others, each by disagreement"
+    others = len(result.pairs) - _PAIRS_ON_PAGE
+    if others > 0:
+        note += f"; the JSON has {others} more pairs"
     return table(
-        "Pairs of algorithms, in tokens"
-        + ("" if result.has_advantages else ", each for both signs"),
+        title,
         result.pairs[:_PAIRS_ON_PAGE],
         [
             text("first", lambda pair: labels[pair.first]),
@@ -287,8 +298,7 @@ def _pairs(result: ClippingResult, labels: Mapping[str, str]) -> Table:
             counted("only second", "only_row", lambda pair: pair.only_second, numbers.count),
             counted("Jaccard", "jaccard", lambda pair: pair.jaccard, plain),
         ],
-        note="The compared pair, pairs with one of the two, then the others, each by disagreement"
-        + (f"; the JSON has {left} more pairs." if left > 0 else "."),
+        note=f"{note}.",
         terminal_rows=_PAIRS_ON_TERMINAL,
     )
 
@@ -316,16 +326,14 @@ def tokens_section(result: ClippingResult) -> Section:
     """Blocked tokens: their probability and entropy compared with kept tokens, and the most
     frequent ones.
     """
+    tables = [_tokens(result, mask, sign) for mask in result.detailed_masks for sign in SIGNS]
     return Section(
         "Which tokens are blocked",
         "Blocked: of how many occurrences with that sign of A, and the rate. × over-represented: "
         "rate ÷ rate of all tokens with that sign, where chance among all tokens would make less "
         "than that in 19 of 20 traces; else —. A count alone favors frequent tokens. μ, π and r "
         "are means over the blocked occurrences.",
-        tables=filled(
-            *(_tokens(result, mask, sign) for mask in result.detailed_masks for sign in SIGNS),
-            _means(result),
-        ),
+        tables=filled(*tables, _means(result)),
     )
 
 
@@ -335,31 +343,33 @@ def _means(result: ClippingResult) -> Table:
         text("algorithm", lambda mask: mask.label),
         counted("μ, blocked", "mu_blocked", lambda mask: mask.row.mu_blocked, plain),
         counted("μ, kept", "mu_kept", lambda mask: mask.row.mu_kept, plain, Priority.SPARE),
-        counted(
-            "entropy, blocked", "entropy_blocked", lambda mask: mask.row.entropy_blocked, plain
-        ),
-        counted(
-            "entropy, kept",
-            "entropy_kept",
-            lambda mask: mask.row.entropy_kept,
-            plain,
-            Priority.SPARE,
-        ),
     ]
     if not result.has.entropy:
-        columns = columns[:3]
         note += " This trace has no entropy; probe records it."
+    else:
+        columns += [
+            counted(
+                "entropy, blocked", "entropy_blocked", lambda mask: mask.row.entropy_blocked, plain
+            ),
+            counted(
+                "entropy, kept",
+                "entropy_kept",
+                lambda mask: mask.row.entropy_kept,
+                plain,
+                Priority.SPARE,
+            ),
+        ]
     return table("Mean probability and entropy", result.blocking_masks, columns, note=note)
 
 
 def _tokens(result: ClippingResult, mask: OneMask, sign: str) -> Table:
     rows = mask.row.blocked_tokens.of(sign)
-    left = len(rows) - _TOKENS_ON_PAGE
+    others = len(rows) - _TOKENS_ON_PAGE
     return table(
         f"{mask.label}, {result.when(sign)}: most frequently blocked tokens",
         rows[:_TOKENS_ON_PAGE],
         [
-            # Quoted, so that spaces at its ends show
+            # The quotation marks show spaces at the ends of a token.
             text("token", lambda token: f"“{token.text}”", kind="token"),
             text("class", lambda token: str(token.class_), priority=Priority.SPARE),
             counted("blocked", "blocked_tokens", _of_occurrences, str),
@@ -369,7 +379,7 @@ def _tokens(result: ClippingResult, mask: OneMask, sign: str) -> Table:
             counted("π", "pi", lambda token: token.pi, number),
             counted("r", "ratio", lambda token: token.ratio, number, Priority.SPARE),
         ],
-        note=f"The JSON has {left} more." if left > 0 else "",
+        note=f"The JSON has {others} more." if others > 0 else "",
         fold=f"{mask.label}: most frequently blocked tokens",
         terminal_rows=_TOKENS_ON_TERMINAL if mask.row in result.leading else 0,
     )

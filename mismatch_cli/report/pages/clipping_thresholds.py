@@ -52,7 +52,7 @@ _STRICTNESS = "Same strictness"
 _SAME_SHARE = "Thresholds in a row block the same share of tokens, though not the same tokens."
 _DIVERGENCES = {"tv": "TV", "kl": "KL, nats"}
 _SWEEPS = "Sweeps as numbers"
-_NARROW = 1e-4
+_NARROW = 1e-4  # half an interval
 _APPROXIMATE = (
     "Binary divergences keep the sampled token, top-K divergences also the K most probable, and "
     "merge the rest, so neither exceeds the divergence over the full vocabulary. "
@@ -91,13 +91,11 @@ def same_strictness(result: ClippingResult) -> Table:
     """
     rows = [row for row in result.same_strictness if any(map(value_of, row.thresholds.values()))]
     used = {row.family for row in rows}
+    thresholds = [_threshold_of(family, used) for family in result.sweeps.families]
     return table(
         _STRICTNESS,
         rows,
-        [
-            text("as strict as", lambda row: row.algorithm),
-            *(_threshold_of(family, used) for family in result.sweeps.families),
-        ],
+        [text("as strict as", lambda row: row.algorithm), *thresholds],
         note=_SAME_SHARE,
         brief=Brief.first(len(rows), note=_SAME_SHARE, title=_STRICTNESS),
     )
@@ -111,8 +109,9 @@ def _threshold_of(family: str, used: Container[str | None]) -> TextColumn[SameSt
             return row.settings.partition(" = ")[2]
         return plain(row.thresholds[family])
 
-    spare = family.startswith("top_k") and family not in used
-    priority = Priority.FULL if spare else Priority.USUAL
+    priority = Priority.USUAL
+    if family.startswith("top_k") and family not in used:
+        priority = Priority.FULL
     return counted(FAMILIES[family].short, "equivalents", cell, str, priority)
 
 
@@ -167,12 +166,12 @@ def approximation_section(result: ClippingResult) -> Section:
     bounds on it.
     """
     measured = result.approximation
-    words = _AGAINST_FULL.format(tokens=numbers.count(measured.tokens))
+    comparison = _AGAINST_FULL.format(tokens=numbers.count(measured.tokens))
     if measured.truth is None:
-        words = _WITHOUT_FULL
+        comparison = _WITHOUT_FULL
     return Section(
         "Accuracy of the approximations",
-        _APPROXIMATE + words,
+        _APPROXIMATE + comparison,
         tables=filled(_approximations(measured), _bracket(measured)),
     )
 
@@ -185,17 +184,17 @@ def _approximations(measured: Approximations) -> Table:
         counted("mean", "mean", lambda row: row.mean, plain),
     ]
     if measured.truth is not None:
+        correlation = "rank_correlation"
         columns += [
             counted("bias", "bias", lambda row: row.bias, plain),
-            counted(
-                "rank correlation", "rank_correlation", lambda row: row.rank_correlation, _near_1
-            ),
+            counted("rank correlation", correlation, lambda row: row.rank_correlation, _near_1),
             counted("wrong mask, %", "wrong_mask", lambda row: row.wrong_mask),
         ]
     return table("Approximations of TV and KL", measured.rows, columns)
 
 
 def _bracket(measured: Approximations) -> Table:
+    """Bounds; empty where the full divergence itself was recorded."""
     return table(
         "Bounds on the mean full TV",
         measured.bracket if measured.truth is None else (),
@@ -222,8 +221,9 @@ def _near_1(correlation: Estimate) -> str:
     beside a value near 1.
     """
     value, low, high = parts(correlation)
-    narrow = low is None or high is None or (high - low) / 2 < _NARROW
-    return numbers.near(value, 1) if narrow else plain(correlation)
+    if low is None or high is None or (high - low) / 2 < _NARROW:
+        return numbers.near(value, 1)
+    return plain(correlation)
 
 
 def _nearly_all(share: Estimate) -> str:
@@ -237,14 +237,14 @@ def theory_section(result: ClippingResult) -> Section:
     if theory is None:
         return Section("Theory")
     words = _THEORY.format(seen=f"{theory.tv_max_of}; {theory.kl_max_of}")
-    vacuous = [
-        f"the {THEORY[key].label}"
-        for key in _BOUNDS
-        if (value_of(theory.term(key)) or 0) < -theory.xi
-    ]
+    # A lower bound below −ξ holds for every policy: it says nothing of this one.
+    vacuous = []
+    for key in _BOUNDS:
+        bound = value_of(theory.term(key)) or 0
+        if bound < -theory.xi:
+            vacuous.append(f"the {THEORY[key].label}")
     if vacuous:
         words += f" Vacuous here, because no reward changes by more than ξ: {', '.join(vacuous)}."
     rows = tuple(metric_row(metric, theory.term(key)) for key, metric in THEORY.items())
-    return Section(
-        "Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),)
-    )
+    groups = (MetricGroup("Terms of the bounds, over responses", rows),)
+    return Section("Theory", words, groups=groups)

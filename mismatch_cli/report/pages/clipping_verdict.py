@@ -2,14 +2,14 @@
 them, and what to try next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.update_table import THEORY
-from mismatch_cli.report.outline import Facts, Verdict
+from mismatch_cli.report.outline import Facts, Verdict, stated
 from mismatch_cli.report.pages.clipping_thresholds import FAMILIES
 from mismatch_cli.report.tables import in_words, number, share
 from mismatch_cli.rules import trust_regions
@@ -42,38 +42,39 @@ def verdict(result: ClippingResult) -> Verdict:
     elif low:
         words = f"{numbers.number(high / low, 2)} × AS STRICT"
     shares = ", ".join(_share_blocked(result, row) for row in rows)
-    return Verdict(words, f"{shares}. {_equal(result)}".rstrip())
+    return Verdict(words, " ".join((f"{shares}.", *_equal(result))))
 
 
 def _share_blocked(result: ClippingResult, row: AlgorithmRow) -> str:
     """`grpo-clip-higher blocks 3.30 % (mean μ 0.343)`."""
     shares = share(row.blocked.all)
     if not result.has_advantages:
-        shares = " and ".join(
-            f"{share(row.blocked.of(sign))} {result.when(sign)}" for sign in SIGNS
-        )
+        by_sign = [f"{share(row.blocked.of(sign))} {result.when(sign)}" for sign in SIGNS]
+        shares = " and ".join(by_sign)
     mean = number(row.mu_blocked)
-    return f"{row.name} blocks {shares}" + ("" if mean == numbers.MISSING else f" (mean μ {mean})")
+    mean_mu = "" if mean == numbers.MISSING else f" (mean μ {mean})"
+    return f"{row.name} blocks {shares}{mean_mu}"
 
 
-def _equal(result: ClippingResult) -> str:
+def _equal(result: ClippingResult) -> Iterator[str]:
     """The equally strict threshold of another family for each compared algorithm."""
-    pairs = [
-        f"{row.algorithm} and {FAMILIES[family].short} = {numbers.number(value)}"
-        for row, family, value in result.equally_strict
-    ]
-    return f"Equally strict: {'; '.join(pairs)}." if pairs else ""
+    pairs = []
+    for row, family, value in result.equally_strict:
+        pairs.append(f"{row.algorithm} and {FAMILIES[family].short} = {numbers.number(value)}")
+    if pairs:
+        yield f"Equally strict: {'; '.join(pairs)}."
 
 
 def remarks(result: ClippingResult) -> Facts:
     """What the shares do not say, and where a threshold is explained."""
-    facts = (
-        ("Overlap", _overlap(result)),
-        ("Bad updates", _bad_updates(result)),
-        ("Theory", _theory(result)),
-        _GUIDE,
+    return stated(
+        (
+            ("Overlap", _overlap(result)),
+            ("Bad updates", _bad_updates(result)),
+            ("Theory", _theory(result)),
+            _GUIDE,
+        )
     )
-    return tuple((label, words) for label, words in facts if words)
 
 
 def _overlap(result: ClippingResult) -> str:
@@ -96,11 +97,13 @@ def _bad_updates(result: ClippingResult) -> str:
 
 
 def _theory(result: ClippingResult) -> str:
-    theory = result.theory
-    if theory is None:
+    if result.theory is None:
         return ""
-    terms = ((THEORY[key], theory.term(key)) for key in _TERMS)
-    return ", ".join(f"{metric.label} {in_words(metric, term)[0]}" for metric, term in terms)
+    terms = []
+    for key in _TERMS:
+        value, _ = in_words(THEORY[key], result.theory.term(key))
+        terms.append(f"{THEORY[key].label} {value}")
+    return ", ".join(terms)
 
 
 def next_commands(result: ClippingResult, runs: Sequence[Path]) -> Facts:
@@ -115,8 +118,11 @@ def _trial(result: ClippingResult, runs: Sequence[Path]) -> tuple[str, str]:
     """
     if result.has.recomputed == "equal weights":
         return suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER
+    # Algorithms that block alike differ, if at all, in what training makes of them.
     if verdict(result).words == _SAME and all(map(_can_be_typed, result.compared)):
-        flags = (word for name in result.compared for word in ("-a", name))
+        flags: list[str] = []
+        for name in result.compared:
+            flags += ("-a", name)
         return suggest("train", *flags), "equally strict: which learns more?"
     if result.nothing_to_block:
         return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
@@ -129,5 +135,6 @@ def _trial(result: ClippingResult, runs: Sequence[Path]) -> tuple[str, str]:
 
 
 def _can_be_typed(name: str) -> bool:
-    """Not a user's file: it is named here, but its path is not."""
+    """Whether a command line can name an algorithm as it is named here."""
+    # One from a user's file has to be typed as a path, which the result does not have.
     return name.partition(":")[0] in {*TABLE, *registry.names(trust_regions.PACKAGE)}

@@ -25,6 +25,7 @@ from mismatch_cli.report.preamble import (
     GAPS,
     LEADING,
     MASKED,
+    by_reason,
     command_line,
     left_out_of,
     measured,
@@ -107,7 +108,10 @@ def page(study: ComparisonAnalysis) -> Outline:
     """The differences between the first trace and each of the others (docs/json/compare.md)."""
     result = study.result.named_by_run()
     rows = result.comparisons
-    on_tokens = [_on_tokens_table(result.pair, row, row.on_tokens) for row in rows if row.on_tokens]
+    settings = []
+    for trace in result.traces:
+        for title, facts in settings_tables(trace.about):
+            settings.append((f"{trace.name}: {title}", facts))
     return Outline(
         title="What differs between the traces?",
         about=_about(result),
@@ -118,59 +122,67 @@ def page(study: ComparisonAnalysis) -> Outline:
         verdict=_verdict(rows),
         remarks=_untested(rows),
         next=_next(study),
-        parts=(
-            Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
-            Section(
-                "Differences in settings",
-                _settings_text(rows),
-                tables=_settings_tables(rows),
-                stays=True,
-            ),
-            Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
-            Section("Distribution of the gap"),
-            Section("Ratio and TV by probability"),
-            Section("By position in the response"),
-        ),
-        settings=tuple(
-            (f"{trace.name}: {title}", facts)
-            for trace in result.traces
-            for title, facts in settings_tables(trace.about)
-        ),
+        parts=_sections(result),
+        settings=tuple(settings),
         command=command_line("compare", study.typed, *result.arguments),
         notation=_NOTATION,
     )
 
 
+def _sections(result: ComparisonResult) -> tuple[Section, ...]:
+    rows = result.comparisons
+    on_tokens = []
+    for row in rows:
+        if row.on_tokens:
+            on_tokens.append(_on_tokens_table(result.pair, row, row.on_tokens))
+    return (
+        Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
+        # That no setting differs is a finding: the section stays without a table.
+        Section(
+            "Differences in settings",
+            _settings_text(rows),
+            tables=_settings_tables(rows),
+            stays=True,
+        ),
+        Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
+        # These hold only figures, whose plots name them.
+        Section("Distribution of the gap"),
+        Section("Ratio and TV by probability"),
+        Section("By position in the response"),
+    )
+
+
 def _subject(result: ComparisonResult) -> tuple[str, str]:
     """The traces, and how they are paired."""
-    traces = (
-        f"{trace.name} ({numbers.things(trace.summary.counts.tokens, 'token')})"
-        for trace in result.traces
-    )
-    paired = dict.fromkeys(map(_paired, result.comparisons))
-    return f"{' against '.join(traces)}, {_WHEN[result.pair]}", "; ".join(paired)
+    traces = []
+    for trace in result.traces:
+        tokens = numbers.things(trace.summary.counts.tokens, "token")
+        traces.append(f"{trace.name} ({tokens})")
+    pairings = dict.fromkeys(map(_pairing, result.comparisons))
+    return f"{' against '.join(traces)}, {_WHEN[result.pair]}", "; ".join(pairings)
 
 
 def _about(result: ComparisonResult) -> Facts:
     traces = [(trace.name, _about_trace(trace)) for trace in result.traces]
-    paired = [(f"{row.trace} with {row.against}", _paired(row)) for row in result.comparisons]
-    if len(paired) == 1:
-        paired = [("Paired", _paired(result.comparisons[0]))]
-    return (*traces, *paired, ("Gap", f"{result.pair}: {GAPS[result.pair]}"))
+    rows = result.comparisons
+    pairings = [(f"{row.trace} with {row.against}", _pairing(row)) for row in rows]
+    if len(rows) == 1:
+        pairings = [("Paired", _pairing(rows[0]))]
+    return (*traces, *pairings, ("Gap", f"{result.pair}: {GAPS[result.pair]}"))
 
 
 def _about_trace(trace: ComparedTrace) -> str:
     counts, source = trace.summary.counts, trace.about.source
-    parts = (
+    facts = (
         trace.folder,
         who_is_compared(trace.about.manifest),
         source.title if source else "",
         measured(counts, f"{numbers.count(counts.tokens)} tokens"),
     )
-    return " · ".join(filter(None, parts))
+    return " · ".join(filter(None, facts))
 
 
-def _paired(row: TraceDifference) -> str:
+def _pairing(row: TraceDifference) -> str:
     responses, prompts = numbers.count(row.shared_responses), numbers.count(row.shared_prompts)
     if row.pairing == "tokens":
         return f"on the same tokens: both have the same {responses} responses"
@@ -183,15 +195,16 @@ def _paired(row: TraceDifference) -> str:
 
 
 def _notes(result: ComparisonResult) -> tuple[str, ...]:
-    notes = [f"{trace.name}: {note}" for trace in result.traces for note in _left_out(trace)]
+    notes = []
+    for trace in result.traces:
+        notes += [f"{trace.name}: {note}" for note in _left_out(trace)]
     for other, row in result.others:
         notes += _unlike(result.first, other, row)
     return tuple(notes)
 
 
 def _left_out(trace: ComparedTrace) -> list[str]:
-    masked = [(getattr(trace.summary.counts, name), words) for name, words in MASKED.items()]
-    notes = list(left_out_of(trace.about, masked))
+    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, MASKED)))
     if trace.left_out:
         notes.append(
             f"{numbers.count(trace.left_out)} of {numbers.count(trace.responses)} responses are "
@@ -219,15 +232,17 @@ def _unlike(first: ComparedTrace, other: ComparedTrace, row: TraceDifference) ->
 
 def _per_prompt(trace: ComparedTrace) -> str:
     samples = trace.per_prompt
-    return numbers.count(int(samples)) if samples.is_integer() else numbers.number(samples)
+    if samples.is_integer():
+        return numbers.count(int(samples))
+    return numbers.number(samples)
 
 
 def _headline(result: ComparisonResult) -> str:
     """The gap of each trace."""
-    gaps = (
-        f"{numbers.number(trace.summary.metrics[_GAP_IN_PROBABILITY].value)} in {trace.name}"
-        for trace in result.traces
-    )
+    gaps = []
+    for trace in result.traces:
+        gap = trace.summary.metrics[_GAP_IN_PROBABILITY].value
+        gaps.append(f"{numbers.number(gap)} in {trace.name}")
     return f"On the average token the two policies differ in probability by {', '.join(gaps)}."
 
 
@@ -238,22 +253,21 @@ def _larger_first(row: TraceDifference, key: str) -> tuple[Estimate, str, str]:
         return factor, row.trace, row.against
     inverse = Estimate(1 / factor.value, note=factor.note)
     if factor.low and factor.high:
-        inverse = Estimate(1 / factor.value, 1 / factor.high, 1 / factor.low, factor.note)
+        inverse = replace(inverse, low=1 / factor.high, high=1 / factor.low)
     return inverse, row.against, row.trace
 
 
 def _times_larger(row: TraceDifference, key: str) -> MetricRow:
     metric = METRICS[key]
     factor, larger, smaller = _larger_first(row, key)
-    value, low, high = factor.value, factor.low, factor.high
-    if value == 0:
+    if factor.value == 0:
         return MetricRow(metric, numbers.MISSING, note=f"no gap in {row.trace}")
     interval = numbers.MISSING
-    if low is not None and high is not None:
-        interval = f"[{_two_digits(low)}, {_two_digits(high)}]"
+    if factor.low is not None and factor.high is not None:
+        interval = f"[{_two_digits(factor.low)}, {_two_digits(factor.high)}]"
     return MetricRow(
         metric,
-        numbers.MISSING if value is None else f"{_two_digits(value)} ×",
+        numbers.MISSING if factor.value is None else f"{_two_digits(factor.value)} ×",
         interval,
         note=factor.note or "",
         name=f"{metric.label}, {larger} / {smaller}",
@@ -267,10 +281,13 @@ def _two_digits(value: float) -> str:
 def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
     strongest = min((row.differs for row in rows), key=list(_VERDICTS).index)
     words, status = _VERDICTS[strongest]
-    # Of several traces, the tables say the rest
-    sentences = [_how_much, _how_many, _likeliest] if len(rows) < _MANY else [_how_much]
-    text_of_rows = [sentence(row) for row in rows for sentence in sentences]
-    return Verdict(words, " ".join(filter(None, text_of_rows)), status)
+    sentences = []
+    for row in rows:
+        sentences.append(_how_much(row))
+        if len(rows) < _MANY:
+            # Of several comparisons, the tables say the rest.
+            sentences += (_how_many(row), _likeliest(row))
+    return Verdict(words, " ".join(filter(None, sentences)), status)
 
 
 def _how_much(row: TraceDifference) -> str:
@@ -281,8 +298,9 @@ def _how_much(row: TraceDifference) -> str:
     label = METRICS[_GAP].label
     label = f"{label[0].upper()}{label[1:]}"
     times = numbers.times(factor.value).replace("> ", "more than ")
+    # A difference can be certain although it is too small for a factor of two digits.
     if times == "1.0 ×":
-        times = f"{100 * (factor.value - 1):.2g} %"  # a difference can be certain and small
+        times = f"{100 * (factor.value - 1):.2g} %"
         if not row.is_different:
             return f"{label} is about the same in {larger} and {smaller} ({times} apart)."
     return f"{label} is {times} larger in {larger} than in {smaller}."
@@ -302,39 +320,41 @@ def _how_many(row: TraceDifference) -> str:
 
 def _likeliest(row: TraceDifference) -> str:
     """The likeliest cause among settings that both traces record; empty where nothing differs."""
-    likely = [each for each in row.settings if each.likely and not each.in_one_only]
+    likely = [setting for setting in row.settings if setting.likely and not setting.in_one_only]
     if not likely or not row.is_different:
         return ""
+    likeliest = likely[0]
     return (
-        f"Likeliest of the settings that differ: {likely[0].setting} "
-        f"({numbers.setting_text(likely[0].first)} in {row.against}, "
-        f"{numbers.setting_text(likely[0].other)} in {row.trace})."
+        f"Likeliest of the settings that differ: {likeliest.setting} "
+        f"({numbers.setting_text(likeliest.first)} in {row.against}, "
+        f"{numbers.setting_text(likeliest.other)} in {row.trace})."
     )
 
 
 def _untested(rows: Sequence[TraceDifference]) -> Facts:
     """The metrics of the only comparison whose difference has no interval, grouped by reason."""
+    if len(rows) != 1:
+        return ()
     labels: dict[str, list[str]] = {}
-    for key in DECIDING if len(rows) == 1 else ():
+    for key in DECIDING:
         difference = rows[0].metrics[key].difference
         if difference.value is not None and difference.low is None:
             reason = (difference.note or "too few prompts").removesuffix(": no interval")
             labels.setdefault(reason, []).append(METRICS[key].label)
-    untested = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
-    return (("Not tested", f"{untested}."),) if untested else ()
+    if not labels:
+        return ()
+    untested = [f"{' and '.join(names)} ({reason})" for reason, names in labels.items()]
+    return (("Not tested", f"{'; '.join(untested)}."),)
 
 
 def _next(study: ComparisonAnalysis) -> Facts:
     every = "every metric and setting"
     if len(study.typed) == 2:
         every = "every metric, its difference and factor"
-    return (
-        (suggest("compare", *study.typed, "--full"), every),
-        *(
-            (suggest("diagnose", run), f"a mistake in {run}, or which setting?")
-            for run in dict.fromkeys(study.typed[:2])
-        ),
-    )
+    commands = [(suggest("compare", *study.typed, "--full"), every)]
+    for run in dict.fromkeys(study.typed[:2]):
+        commands.append((suggest("diagnose", run), f"a mistake in {run}, or which setting?"))
+    return tuple(commands)
 
 
 def _settings_text(rows: Sequence[TraceDifference]) -> str:
@@ -354,9 +374,11 @@ def _settings_text(rows: Sequence[TraceDifference]) -> str:
 
 def _settings_tables(rows: Sequence[TraceDifference]) -> tuple[Table, ...]:
     of_each = max(1, _SETTINGS // len(rows))
-    first = _settings_table(rows[0], Brief.first(of_each, fewest=1))
-    others = [_settings_table(row, Brief.first(of_each, fewest=0)) for row in rows[1:]]
-    return filled(first, *others, *map(_harmless_table, rows))
+    # Where a screen is full, the settings of the first comparison keep a row.
+    tables = [_settings_table(rows[0], Brief.first(of_each, fewest=1))]
+    for row in rows[1:]:
+        tables.append(_settings_table(row, Brief.first(of_each, fewest=0)))
+    return filled(*tables, *map(_harmless_table, rows))
 
 
 def _settings_table(row: TraceDifference, brief: Brief) -> Table:
@@ -366,8 +388,8 @@ def _settings_table(row: TraceDifference, brief: Brief) -> Table:
         row.suspects,
         [
             *_setting_columns(row),
-            text("why it can matter", lambda each: each.why),
-            text("seen in", lambda each: each.source, priority=Priority.FULL),
+            text("why it can matter", lambda setting: setting.why),
+            text("seen in", lambda setting: setting.source, priority=Priority.FULL),
         ],
         brief=brief,
     )
@@ -377,7 +399,7 @@ def _harmless_table(row: TraceDifference) -> Table:
     """Settings that change which responses there are, not how one is scored."""
     return table(
         f"{_against(row)}: settings that change only which responses there are",
-        [each for each in row.settings if each.harmless],
+        [setting for setting in row.settings if setting.harmless],
         _setting_columns(row),
         fold="Other settings that differ",
         terminal_rows=0,
@@ -390,9 +412,9 @@ def _against(row: TraceDifference) -> str:
 
 def _setting_columns(row: TraceDifference) -> list[TextColumn[SettingDifference]]:
     return [
-        text("setting", lambda each: each.setting, short="settings that differ"),
-        text(row.against, lambda each: numbers.setting_text(each.first)),
-        text(row.trace, lambda each: numbers.setting_text(each.other)),
+        text("setting", lambda setting: setting.setting, short="settings that differ"),
+        text(row.against, lambda setting: numbers.setting_text(setting.first)),
+        text(row.trace, lambda setting: numbers.setting_text(setting.other)),
     ]
 
 
@@ -401,13 +423,12 @@ def _difference_tables(result: ComparisonResult) -> tuple[Table, ...]:
     first, others = result.first, result.others
     if len(others) == 1:
         return (_gap_table(first, others, _against(result.comparisons[0])),)
-    folded = (_folded(_gap_table(first, [other], _against(other[1]))) for other in others)
-    return (_gap_table(first, others, "All traces"), *folded)
-
-
-def _folded(whole: Table) -> Table:
-    fold = f"{whole.title}: every difference"
-    return replace(whole, brief=None, fold=fold, terminal_rows=0)
+    tables = [_gap_table(first, others, "All traces")]
+    for other in others:
+        whole = _gap_table(first, [other], _against(other[1]))
+        fold = f"{whole.title}: every difference"
+        tables.append(replace(whole, brief=None, fold=fold, terminal_rows=0))
+    return tuple(tables)
 
 
 def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Table:
@@ -467,6 +488,7 @@ def _on_tokens_table(pair: str, row: TraceDifference, on_tokens: TokenComparison
         _policy_column(reference, on_tokens.reference),
     ]
     note = ""
+    # A rescored trace has the same reference: a column of zeros would hide that.
     if on_tokens.reference[_LARGEST].value == 0:
         columns.pop()
         note = f"Both traces have the same log-probabilities of the {reference}."
@@ -480,11 +502,12 @@ def _policy_column(name: str, values: Mapping[str, Estimate]) -> TextColumn[Metr
 
 
 def _measured(traces: Sequence[ComparedTrace]) -> tuple[Metric, ...]:
-    return tuple(
-        metric
-        for metric in METRICS.values()
-        if any(trace.summary.metrics[metric.key].value is not None for trace in traces)
-    )
+    """The metrics that one of the traces has."""
+    metrics = []
+    for key, metric in METRICS.items():
+        if any(trace.summary.metrics[key].value is not None for trace in traces):
+            metrics.append(metric)
+    return tuple(metrics)
 
 
 def _value(metric: Metric, trace: ComparedTrace) -> str:

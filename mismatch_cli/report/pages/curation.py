@@ -101,15 +101,15 @@ def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
 
 def _settings(config: Mapping[str, Any]) -> Facts:
     """Every setting, with groups flattened."""
-    flat = {
-        name.replace("_", " "): value
-        for key, group in config.items()
-        for name, value in (group.items() if isinstance(group, Mapping) else [(key, group)])
-    }
-    return tuple(
-        (name, numbers.MISSING if value in (None, "") else str(value))
-        for name, value in flat.items()
-    )
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        # Of settings with the same name in two groups, the last counts.
+        flat.update(value if isinstance(value, Mapping) else {key: value})
+    facts = []
+    for name, value in flat.items():
+        is_missing = value in (None, "")
+        facts.append((name.replace("_", " "), numbers.MISSING if is_missing else str(value)))
+    return tuple(facts)
 
 
 def _verdict(analysis: CurationAnalysis) -> Verdict:
@@ -126,21 +126,22 @@ def _verdict(analysis: CurationAnalysis) -> Verdict:
 
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
     result = analysis.result
-    estimates = {
-        KEPT: analysis.share_within(analysis.accuracy_P),
-        CHOSEN: result.accuracy_of_kept,
-        HELD_OUT: result.held_out_accuracy,
-        STAYING: result.staying,
-    }
-    return tuple(
-        MetricRow(metric, *numbers.estimate(*parts(estimate)), note=estimate.note or "")
-        for metric, estimate in estimates.items()
-    )
+    rows = []
+    for metric, estimate in (
+        (KEPT, analysis.share_within(analysis.accuracy_P)),
+        (CHOSEN, result.accuracy_of_kept),
+        (HELD_OUT, result.held_out_accuracy),
+        (STAYING, result.staying),
+    ):
+        value, interval = numbers.estimate(*parts(estimate))
+        rows.append(MetricRow(metric, value, interval, note=estimate.note or ""))
+    return tuple(rows)
 
 
 def _by_accuracy(analysis: CurationAnalysis) -> Profile:
     """How many problems have each accuracy."""
-    never, always = (int((analysis.accuracy_P == end).sum()) for end in (0, 1))
+    never = int((analysis.accuracy_P == 0).sum())
+    always = int((analysis.accuracy_P == 1).sum())
     counts, _ = analysis.histogram
     return Profile(
         "by accuracy",

@@ -56,7 +56,7 @@ def page(study: DashboardNumbers) -> Outline:
 
 
 def _subject(result: DashboardResult) -> tuple[str, str]:
-    quoted = (f"{row.owner} {row.name} = {row.value:g}".lstrip() for row in result.numbers)
+    quoted = [f"{row.owner} {row.name} = {row.value:g}".lstrip() for row in result.numbers]
     about = [
         result.family or "dense or MoE: not given",
         result.precision or "precision: not given",
@@ -74,7 +74,9 @@ def _definition(row: JudgedNumber) -> str:
 def _limits(rows: Sequence[JudgedNumber]) -> Table:
     """The published limits on each number with their status, the strictest first."""
     most = max(1, _MOST_LIMITS // len(rows))
-    limits = [(row, limit) for row in rows for limit in strictest_first(row.bars)[:most]]
+    limits = []
+    for row in rows:
+        limits += [(row, limit) for limit in strictest_first(row.bars)[:most]]
     columns: list[TextColumn[tuple[JudgedNumber, LimitRow]]] = [
         text("published by", lambda pair: pair[1].who),
         text("limit", lambda pair: pair[1].text),
@@ -94,7 +96,9 @@ def _limits(rows: Sequence[JudgedNumber]) -> Table:
 
 def _measured(rows: Sequence[JudgedNumber]) -> Table:
     of_each = max(1, _MOST_MEASURED // len(rows))
-    cases = [case for row in rows for case in row.measured[:of_each]]
+    cases: list[MeasuredElsewhere] = []
+    for row in rows:
+        cases += row.measured[:of_each]
     return table(
         "Measured by others",
         cases,
@@ -111,7 +115,9 @@ def _measured(rows: Sequence[JudgedNumber]) -> Table:
 def _setup(case: MeasuredElsewhere) -> str:
     """The first words of a setup: who ran it, and how; JSON has the rest."""
     words = ", ".join(case.setup.split(", ")[:2])
-    return f"{words} ({case.state})" if case.state else words
+    if case.state:
+        return f"{words} ({case.state})"
+    return words
 
 
 def _span(low: float, high: float) -> str:
@@ -130,7 +136,9 @@ def _suspects(result: DashboardResult) -> Table:
 
 
 def _here(suspect: Suspect) -> str:
-    return "not given" if suspect.value is None else str(suspect.value)
+    if suspect.value is None:
+        return "not given"
+    return str(suspect.value)
 
 
 def _remarks(rows: Sequence[JudgedNumber]) -> Iterator[tuple[str, str]]:
@@ -158,18 +166,23 @@ def _words_of_healthy(rows: Sequence[JudgedNumber]) -> tuple[str, Status]:
         return "WITHIN LIMITS, ABOVE THE MODELS MEASURED", "mixed"
     if any({"within", "above"} <= _by_place(row).keys() for row in rows):
         return "WITHIN LIMITS, USUAL FOR SOME PRECISIONS", "mixed"
+    # One or two loose limits do not make a number healthy.
     if sum(len(row.bars) for row in rows) < _FEW:
-        return "WITHIN LIMITS", "good"  # one or two loose limits do not make a number healthy
+        return "WITHIN LIMITS", "good"
     return STATUS_WORDS[HEALTHY]
 
 
 def _by_place(row: JudgedNumber) -> dict[str, list[str]]:
-    """The ranges of the precisions that a run may have, by where a number is relative to them."""
-    places: dict[str, list[str]] = {"within": [], "above": [], "below": []}
-    for each in row.by_precision:
-        if each.precision not in _RARE:
-            places[each.where].append(f"{each.precision} ({each.low:g}–{each.high:g})")
-    return {where: ranges for where, ranges in places.items() if ranges}
+    """The ranges of the precisions that a run may have, by where a number is relative to them:
+    within, above, then below.
+    """
+    ranges: dict[str, list[str]] = {}
+    for where in ("within", "above", "below"):
+        for each in row.by_precision:
+            if each.where == where and each.precision not in _RARE:
+                text = f"{each.precision} ({each.low:g}–{each.high:g})"
+                ranges.setdefault(where, []).append(text)
+    return ranges
 
 
 def _sentences(rows: Sequence[JudgedNumber]) -> Iterator[str]:
@@ -188,8 +201,10 @@ def _of_number(row: JudgedNumber) -> Iterator[str]:
     yield _of_limits(row)
     if row.metric is None and row.bars:
         yield "It is averaged differently from ours: only limits on this exact metric are shown."
-    places = "; ".join(f"{where} {', '.join(words)}" for where, words in _by_place(row).items())
-    if places:
+    # Without the dtype a number may be usual for one and not for another: it gets no verdict.
+    by_place = _by_place(row)
+    if by_place:
+        places = "; ".join(f"{where} {', '.join(ranges)}" for where, ranges in by_place.items())
         yield f"Usual or not depends on the dtype (--dtype, not given): {places}."
     elif row.usual:
         usual = row.usual
@@ -226,15 +241,16 @@ def _to_a_trace(study: DashboardNumbers) -> tuple[str, str]:
 def _next(study: DashboardNumbers) -> Facts:
     """How to get from a number to a trace, which shows the cause."""
     shows = ("--as", study.framework) if study.framework else ()
-    testable = [suspect for suspect in study.result.suspects if suspect.test]
     lines = [
         *((line, _SHARPER) for line in study.lines_with_a_dtype),
         _to_a_trace(study),
         (suggest("diagnose", "run"), "a mistake, or which setting?"),
         (suggest("report", "run", *shows), "the same number, and where the gap is"),
     ]
-    for suspect in testable[:1]:
-        first, *rest = suspect.test
-        lines.append((first, f"or without a dump: how much {suspect.setting} causes"))
-        lines += [(line, "") for line in rest]
+    for suspect in study.result.suspects:
+        if suspect.test:
+            first, *others = suspect.test
+            lines.append((first, f"or without a dump: how much {suspect.setting} causes"))
+            lines += [(line, "") for line in others]
+            break
     return tuple(lines)

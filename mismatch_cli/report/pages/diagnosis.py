@@ -83,9 +83,9 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
     """The parts of the gap, the faults, the suspects, then every check."""
     diagnosis, about = analysis.diagnosis, analysis.result.about
     first = analysis.result.first_cause
-    found = [_finding_section(row, is_first=row.check == first) for row in analysis.found_rows]
+    sections = [_finding_section(row, is_first=row.check == first) for row in analysis.found_rows]
     suspects_come_first = diagnosis.is_minor or first is None
-    found.insert(0 if suspects_come_first else 1, _suspects_section(analysis))
+    sections.insert(0 if suspects_come_first else 1, _suspects_section(analysis))
     words, status = answer(diagnosis)
     return Outline(
         title="What is wrong with this trace?",
@@ -98,7 +98,7 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
         remarks=(("Checks", _checks_made(analysis)),),
         profiles=_profiles(analysis),
         next=_next(analysis),
-        parts=[_gap_section(analysis), *found, _all_checks(analysis)],
+        parts=[_gap_section(analysis), *sections, _all_checks(analysis)],
         settings=settings_tables(about),
         command=command_line("diagnose", typed_names(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,
@@ -109,7 +109,10 @@ def answer(diagnosis: Findings) -> tuple[str, Status]:
     """The verdict in capitals; good only where the trace was judged at its own scale."""
     faults = len(diagnosis.faults)
     if diagnosis.is_unexplained:
-        return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
+        # The unexplained gap counts as a fault: if it is the only one, nothing else was found.
+        if faults == 1:
+            return "NOT EXPLAINED", "bad"
+        return f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
     if faults:
         rest = "" if diagnosis.is_decided else ", THE REST UNDECIDED"
         return f"{numbers.things(faults, 'fault').upper()} FOUND{rest}", "bad"
@@ -144,9 +147,15 @@ def _checked(analysis: DiagnosisAnalysis) -> str:
 def _reason(analysis: DiagnosisAnalysis) -> str:
     """The fault or the cause of the gap, then what is suspected."""
     diagnosis, result = analysis.diagnosis, analysis.result
-    first = None if result.first_cause is None else result.finding(result.first_cause)
-    unexplained = result.finding(UNEXPLAINED.key).sentence if diagnosis.is_unexplained else ""
-    if first is not None and not (diagnosis.is_minor and analysis.suspects):
+    first = None
+    if result.first_cause is not None:
+        first = result.finding(result.first_cause)
+    unexplained = ""
+    if diagnosis.is_unexplained:
+        unexplained = result.finding(UNEXPLAINED.key).sentence
+    # A minor finding leaves most of the gap to the suspects, which then come before it.
+    is_minor = diagnosis.is_minor and bool(analysis.suspects)
+    if first is not None and not is_minor:
         sentences = [f"{first.title}. {first.sentence}", _explained(first, "at most "), unexplained]
     elif unexplained:
         sentences = [unexplained, _may_be(result.suspects), _first_suspect(analysis)]
@@ -161,17 +170,20 @@ def _explained(finding: FindingRow, bound: str, value: str = "") -> str:
     """What a finding explains, after the words for a bound or for a value; empty for nothing."""
     if not finding.explains:
         return ""
-    return f"It explains {bound if finding.at_most else value}{share(finding.explains)} of the gap."
+    qualified = bound if finding.at_most else value
+    return f"It explains {qualified}{share(finding.explains)} of the gap."
 
 
 def _may_be(suspects: Sequence[SuspectRow]) -> str:
     """The checks that show in an unexplained gap, in a sentence; empty where none does."""
-    showing = [
-        f"“{module(row.check).TITLE}”, which explains {share(row.explains)} of it"
-        for row in suspects
-        if row.check is not None and not row.needs
-    ]
-    return f"It may be {'; or '.join(showing)}." if showing else ""
+    causes = []
+    for row in suspects:
+        if row.check is not None and not row.needs:
+            title = module(row.check).TITLE
+            causes.append(f"“{title}”, which explains {share(row.explains)} of it")
+    if not causes:
+        return ""
+    return f"It may be {'; or '.join(causes)}."
 
 
 def _first_suspect(analysis: DiagnosisAnalysis) -> str:
@@ -179,8 +191,9 @@ def _first_suspect(analysis: DiagnosisAnalysis) -> str:
     if not analysis.suspects:
         return ""
     first = analysis.suspects[0]
-    seen = f" Seen: {first.seen}." if first.seen else ""
-    return f"First suspect: {first.setting} = {first.value} ({first.why}: {first.source}).{seen}"
+    seen_in = f" Seen: {first.seen}." if first.seen else ""
+    reason = f"{first.why}: {first.source}"
+    return f"First suspect: {first.setting} = {first.value} ({reason}).{seen_in}"
 
 
 def _beside_expected(analysis: DiagnosisAnalysis) -> str:
@@ -199,20 +212,32 @@ def _beside_expected(analysis: DiagnosisAnalysis) -> str:
 
 def _checks_made(analysis: DiagnosisAnalysis) -> str:
     """How many checks were made, and what the others need."""
-    checks, untested = len(analysis.result.findings), analysis.result.untested
-    needs = [row.needs for row in untested if row.needs]
-    allowed = [f"{need} allows {needs.count(need)} more" for need in dict.fromkeys(needs)]
-    return "; ".join([f"{checks - len(untested)} of {checks} made", *allowed])
+    checks, untested = len(analysis.result.findings), len(analysis.result.untested)
+    sentences = [f"{checks - untested} of {checks} made"]
+    for need, rows in _untested_by_need(analysis).items():
+        sentences.append(f"{need} allows {len(rows)} more")
+    return "; ".join(sentences)
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
     """The checks that more input would allow, by what to type for them."""
-    titles: dict[str, list[str]] = {}
+    sentences = []
+    for need, rows in _untested_by_need(analysis).items():
+        sentences.append(f"{need}: {', '.join(row.title for row in rows)}")
+    if not sentences:
+        return ""
+    return f"Not tested. {'; '.join(sentences)}."
+
+
+def _untested_by_need(analysis: DiagnosisAnalysis) -> dict[str, list[FindingRow]]:
+    """The checks that were not made, by what to type for them; without those that nothing would
+    allow.
+    """
+    by_need: dict[str, list[FindingRow]] = {}
     for row in analysis.result.untested:
         if row.needs:
-            titles.setdefault(row.needs, []).append(row.title)
-    by_need = "; ".join(f"{need}: {', '.join(names)}" for need, names in titles.items())
-    return f"Not tested. {by_need}." if by_need else ""
+            by_need.setdefault(row.needs, []).append(row)
+    return by_need
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
@@ -223,15 +248,20 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
 
 
 def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
-    positions = [(f"{place:.0f}", gap) for place, gap in analysis.by_position]
+    """The gap by position and by step, where there is more than one."""
+    positions = [(f"{position:.0f}", gap) for position, gap in analysis.by_position]
     steps = [(str(step), gap) for step, gap in analysis.by_step]
-    profiles = (_profile("By position", positions, _RELATIVE), _profile("By step", steps))
-    return tuple(profile for profile in profiles if len(profile.values) > 1)
+    profiles = []
+    if len(positions) > 1:
+        profiles.append(_profile("By position", positions, _RELATIVE))
+    if len(steps) > 1:
+        profiles.append(_profile("By step", steps))
+    return tuple(profiles)
 
 
-def _profile(title: str, points: Sequence[tuple[str, Estimate]], what: str = "") -> Profile:
-    places = [place for place, _ in points] or [""]
-    return Profile(title, tuple(gap.value for _, gap in points), places[0], places[-1], what)
+def _profile(title: str, points: Sequence[tuple[str, Estimate]], note: str = "") -> Profile:
+    labels, gaps = zip(*points, strict=True)
+    return Profile(title, tuple(gap.value for gap in gaps), labels[0], labels[-1], note)
 
 
 def _next(analysis: DiagnosisAnalysis) -> Facts:
@@ -249,22 +279,24 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
 
 
 def _of_suspect(analysis: DiagnosisAnalysis) -> Facts:
-    if not analysis.suspects:
-        return ()
-    first = analysis.suspects[0]
-    shows = (f"how much of the gap {first.setting} causes", *[""] * len(first.test))
-    return tuple(zip(first.test, shows, strict=False))
+    """The commands that measure how much of the gap the first suspect causes."""
+    commands = []
+    for suspect in analysis.suspects[:1]:
+        shows = f"how much of the gap {suspect.setting} causes"
+        for line in suspect.test:
+            commands.append((line, shows))
+            shows = ""
+    return tuple(commands)
 
 
 def _of_check(analysis: DiagnosisAnalysis) -> Facts:
     """The first thing to type that allows more checks, and the first of these."""
-    allowed = [row for row in analysis.result.untested if row.needs]
-    if not allowed:
-        return ()
-    first = allowed[0]
-    causes = numbers.things(sum(row.needs == first.needs for row in allowed), "more cause")
-    shows = f"tests {causes}, such as {first.title[0].lower()}{first.title[1:]}"
-    return ((analysis.line_that_tests(first.needs), shows),)
+    for need, rows in _untested_by_need(analysis).items():
+        title = rows[0].title
+        causes = numbers.things(len(rows), "more cause")
+        shows = f"tests {causes}, such as {title[0].lower()}{title[1:]}"
+        return ((analysis.line_that_tests(need), shows),)
+    return ()
 
 
 def _import_again(analysis: DiagnosisAnalysis) -> Facts:
@@ -282,15 +314,16 @@ def _import_again(analysis: DiagnosisAnalysis) -> Facts:
 
 @dataclass(frozen=True)
 class _PartOfGap:
-    """A part of the gap, and what makes it."""
+    """A part of the gap, and its cause."""
 
     name: str
     share: float
-    what: str
+    cause: str
 
 
 def _gap_section(analysis: DiagnosisAnalysis) -> Section:
-    return Section("The gap", _GAP, tables=(_parts_of_gap(analysis), *filled(_found(analysis))))
+    tables = (_parts_of_gap(analysis), *filled(_causes(analysis)))
+    return Section("The gap", _GAP, tables=tables)
 
 
 def _parts_of_gap(analysis: DiagnosisAnalysis) -> Table:
@@ -311,21 +344,26 @@ def _parts_of_gap(analysis: DiagnosisAnalysis) -> Table:
             text("the gap", lambda part: part.name),
             col("nats", lambda part: numbers.number(part.share * gap)),
             col("share", lambda part: share(part.share)),
-            text("", lambda part: part.what),
+            text("", lambda part: part.cause),
         ],
         brief=Brief.first(len(parts), fewest=len(parts)),
     )
 
 
-def _found(analysis: DiagnosisAnalysis) -> Table:
+def _causes(analysis: DiagnosisAnalysis) -> Table:
     """What was found, with the setting of the framework that made the trace where it is known."""
     causes = [row for row in analysis.found_rows if row.stage != UNEXPLAINED_STAGE]
+
+    def explains(row: FindingRow) -> str:
+        bound = "≤ " if row.at_most else ""
+        return bound + share(row.explains)
+
     return table(
         "",
         causes,
         [
             text("found", lambda row: row.title),
-            col("explains", lambda row: ("≤ " if row.at_most else "") + share(row.explains)),
+            col("explains", explains),
             text("what to change", lambda row: _clause(analysis.setting(row.check) or row.change)),
         ],
         row_links=tuple(Section(row.title).anchor for row in causes),
@@ -354,10 +392,9 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
         ],
         brief=Brief.first(_MOST),
     )
-    tests = (
-        (f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test))
-        for suspect in analysis.suspects
-    )
+    tests = []
+    for suspect in analysis.suspects:
+        tests.append((f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test)))
     return Section(
         "Suspects",
         "Settings of this trace that are known to cause gaps, sorted by how often they caused "
@@ -368,14 +405,12 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
 
 
 def _finding_section(finding: FindingRow, *, is_first: bool) -> Section:
-    sentences = ["First cause" if is_first else "Also found", finding.sentence]
+    label = "First cause" if is_first else "Also found"
     if finding.stage in (PRECISION_STAGE, FLOOR_STAGE):
-        sentences[0] += " (rounding noise or a tail, not bookkeeping)"
+        label += " (rounding noise or a tail, not bookkeeping)"
+    explained = _explained(finding, "at most ", "about ")
     if finding.stage == UNEXPLAINED_STAGE:
-        sentences[0] = "Unexplained"
-    else:
-        sentences.append(_explained(finding, "at most ", "about "))
-    sentences[0] += "."
+        label, explained = "Unexplained", ""
     facts = (
         ("Likely cause", finding.cause),
         ("What to change", finding.change),
@@ -383,7 +418,7 @@ def _finding_section(finding: FindingRow, *, is_first: bool) -> Section:
     )
     return Section(
         finding.title,
-        " ".join(filter(None, sentences)),
+        " ".join(filter(None, (f"{label}.", finding.sentence, explained))),
         tables=(pairs_table("", facts), _evidence(finding.evidence, "Evidence")),
     )
 
@@ -402,7 +437,9 @@ def _evidence(measurements: Sequence[EvidenceRow], title: str, fold: str = "") -
 def _text(value: float | int | str | None) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,}".replace("-", "−") if isinstance(value, int) else numbers.number(value, 4)
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    return numbers.number(value, 4)
 
 
 def _all_checks(analysis: DiagnosisAnalysis) -> Section:
@@ -418,10 +455,10 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
             text("measured as, or why not tested", _measured_as),
         ],
     )
+    # Those that found something have sections of their own, with their evidence.
+    clear = [row for row in findings if row.status == "clear"]
     fold = "Evidence of the checks that found nothing"
-    evidence = (
-        _evidence(row.evidence, row.title, fold) for row in findings if row.status == "clear"
-    )
+    evidence = [_evidence(row.evidence, row.title, fold) for row in clear]
     return Section(
         "All checks",
         f"{_checks_made(analysis)}. Faults that corrupt tokens come first; then causes by how much "

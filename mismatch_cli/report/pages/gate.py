@@ -1,6 +1,6 @@
 """The page of the gate, and its other forms for CI systems: JUnit XML, Markdown, annotations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -19,6 +19,7 @@ from mismatch_cli.report.outline import (
     Priority,
     Section,
     Status,
+    Table,
     Verdict,
 )
 from mismatch_cli.report.preamble import (
@@ -39,6 +40,7 @@ from mismatch_cli.studies.gate import (
     subject,
 )
 from mismatch_cli.studies.study import typed_names
+from mismatch_cli.trace.origin import About
 
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen
@@ -56,21 +58,6 @@ def page(result: GateAnalysis) -> Outline:
     """Every limit, failed ones first, and why sets of limits disagree."""
     measured = result.measured.result
     words, status = _VERDICTS[result.status]
-    checks = _failed_first(result)
-    limits = table("Limits", checks, _columns(result), brief=Brief.first(_MOST))
-    which: list[TextColumn[Check]] = [
-        text("limit", lambda check: f"{_named(result, check)} {check.limit.text}")
-    ]
-    why = table(
-        "Limits that do not hold, or are not decided",
-        [check for check in checks if check.reason],
-        [*which, text("why", lambda check: check.reason)],
-    )
-    sources = table(
-        "Sources",
-        [check for check in checks if source_text(check)],
-        [*which, text("source", source_text)],
-    )
     return Outline(
         title="Does the gap stay within its limits?",
         about=about_facts(measured.about, measured.main.counts),
@@ -80,13 +67,28 @@ def page(result: GateAnalysis) -> Outline:
         verdict=Verdict(words, result.reason, status),
         remarks=(*_by_value_alone(result), *_reconciled(result)),
         next=_next(result),
-        parts=(Section("Checks", tables=(limits, *filled(why, sources))),),
+        parts=(Section("Checks", tables=_tables(result)),),
         command=command_line("gate", typed_names(result.measured.traces)),
     )
 
 
-def _failed_first(result: GateAnalysis) -> list[Check]:
-    return sorted(result.checks, key=lambda check: check.holds)
+def _tables(result: GateAnalysis) -> tuple[Table, ...]:
+    checks = sorted(result.checks, key=lambda check: check.holds)
+    limits = table("Limits", checks, _columns(result), brief=Brief.first(_MOST))
+    limit: TextColumn[Check] = text(
+        "limit", lambda check: f"{_named(result, check)} {check.limit.text}"
+    )
+    reasons = table(
+        "Limits that do not hold, or are not decided",
+        [check for check in checks if check.reason],
+        [limit, text("why", lambda check: check.reason)],
+    )
+    sources = table(
+        "Sources",
+        filter(source_text, checks),
+        [limit, text("source", source_text)],
+    )
+    return (limits, *filled(reasons, sources))
 
 
 def _columns(result: GateAnalysis) -> list[TextColumn[Check]]:
@@ -105,14 +107,14 @@ def _named(result: GateAnalysis, check: Check) -> str:
     """The metric, with the set that limits it if another set limits it too; a file without its
     folder.
     """
-    also = {other.limits for other in result.checks if subject(other) == subject(check)}
-    short = [Path(name).name for name in also]
-    own = Path(check.limits).name
-    return (
-        f"{subject(check)}, {own if short.count(own) == 1 else check.limits}"
-        if len(also) > 1
-        else subject(check)
-    )
+    metric = subject(check)
+    sets = {other.limits for other in result.checks if subject(other) == metric}
+    if len(sets) == 1:
+        return metric
+    name = Path(check.limits).name
+    # Two files of the same name are told apart by their folders.
+    is_unique = [Path(limits).name for limits in sets].count(name) == 1
+    return f"{metric}, {name if is_unique else check.limits}"
 
 
 def _status(check: Check) -> str:
@@ -128,14 +130,18 @@ def _signed(check: Check) -> str:
 
 def _by_value_alone(result: GateAnalysis) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
-    # Not counts
-    estimated = [check for check in result.exceeded if check.limit.framework != DIAGNOSIS]
-    without_interval = [check for check in estimated if measured_parts(check)[1] == numbers.MISSING]
-    if not without_interval:
+    metrics = []
+    for check in result.exceeded:
+        # A diagnosis counts its findings: a count never has an interval.
+        is_count = check.limit.framework == DIAGNOSIS
+        if not is_count and measured_parts(check)[1] == numbers.MISSING:
+            metrics.append(check.limit.metric)
+    if not metrics:
         return ()
-    metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
-    words = f"{metrics}: judged by the value alone, which may depend on a few prompts."
-    return (("No interval", words),)
+    names = " and ".join(dict.fromkeys(metrics))
+    return (
+        ("No interval", f"{names}: judged by the value alone, which may depend on a few prompts."),
+    )
 
 
 def _reconciled(result: GateAnalysis) -> Facts:
@@ -144,100 +150,97 @@ def _reconciled(result: GateAnalysis) -> Facts:
     passed = [limits.name for limits in result.sets if limits.name not in failed]
     if not failed or not passed:
         return ()
-    pairs = [
-        {check.measured.pair for check in result.checks if check.holds is holds}
-        for holds in (False, True)
-    ]
-    stale = pairs[0] == {"total"} and "total" not in pairs[1]
-    why = (
-        "failed limits cover the trainer as it is now, including staleness; the others, equal "
-        "weights"
-        if stale
-        else (
-            "publishers limit different metrics for different models, and limits differ by more "
-            "than ten times"
+    failed_pairs, passed_pairs = set(), set()
+    for check in result.checks:
+        if check.holds:
+            passed_pairs.add(check.measured.pair)
+        else:
+            failed_pairs.add(check.measured.pair)
+    reason = (
+        "publishers limit different metrics for different models, and limits differ by more than "
+        "ten times"
+    )
+    if failed_pairs == {"total"} and "total" not in passed_pairs:
+        reason = (
+            "failed limits cover the trainer as it is now, including staleness; the others, equal "
+            "weights"
         )
-    )
-    return (
-        ("Why both", f"The limits of {' and '.join(passed)} hold although others fail: {why}."),
-    )
+    sets = " and ".join(passed)
+    return (("Why both", f"The limits of {sets} hold although others fail: {reason}."),)
 
 
 def _next(result: GateAnalysis) -> Facts:
     """What to look at when a limit fails."""
     if result.passed:
         return ()
-    return (
-        (suggest("diagnose", *typed_names(result.measured.traces)), "a mistake, or which setting?"),
-    )
+    line = suggest("diagnose", *typed_names(result.measured.traces))
+    return ((line, "a mistake, or which setting?"),)
 
 
 def _notes(result: GateAnalysis) -> tuple[str, ...]:
     measured = result.measured.result
-    counts, total = measured.main.counts, measured.total
-    left = left_out(measured.about, counts, total.counts if total else None)
-    return (*left, *_of_baseline(result))
-
-
-def _of_baseline(result: GateAnalysis) -> tuple[str, ...]:
+    notes = left_out(measured.about, measured.main, measured.total)
     if result.baseline is None:
-        return ()
-    notes = partial_notes(result.baseline.result.about)
+        return notes
+    return (*notes, *_of_baseline(result, result.baseline.result.about))
+
+
+def _of_baseline(result: GateAnalysis, baseline: About) -> Iterator[str]:
+    """What is missing of the baseline, and why it may not compare."""
+    yield from partial_notes(baseline)
     if not any(check.limit.bound in OF_BASELINE for check in result.checks):
-        unused = (
+        yield (
             "No limit refers to the baseline: add a relative one, such as max_times_baseline, or "
             "omit --baseline."
         )
-        return (*notes, unused)
-    about, earlier = result.measured.result.about, result.baseline.result.about
-    if about.sampling_settings != earlier.sampling_settings:
-        return (
-            *notes,
-            "The baseline was sampled with different settings: its gap may differ for that alone.",
+    elif result.measured.result.about.sampling_settings != baseline.sampling_settings:
+        yield (
+            "The baseline was sampled with different settings: its gap may differ for that alone."
         )
-    return notes
 
 
 def junit(result: GateAnalysis) -> str:
     """A suite per set of limits and a test case per limit, with the same name in every run so
     that CI can track it.
     """
-    root = Element("testsuites", _attributes(_SUITES, result.checks, bool(result.refused)))
+    refused = 1 if result.refused else 0
+    root = Element("testsuites", _attributes(_SUITES, result.checks, refused))
     for limit_set in result.sets:
         checks = [check for check in result.checks if check.limits == limit_set.name]
-        suite = SubElement(
-            root, "testsuite", _attributes(limit_set.name, checks) | {"skipped": "0"}
-        )
+        suite = _add_suite(root, limit_set.name, checks)
         _add_properties(suite, result, limit_set)
         for check in checks:
             _add_case(suite, check)
-    if result.refused:
-        suite = SubElement(root, "testsuite", _attributes(_WHOLE, [], True) | {"skipped": "0"})
+    if refused:
+        suite = _add_suite(root, _WHOLE, [], refused)
         case = SubElement(suite, "testcase", classname="mismatch-cli.gate", name=_WHOLE, time="0")
         SubElement(case, "failure", type="PartialTrace", message=visible(result.refused))
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _about(result: GateAnalysis) -> list[tuple[str, str]]:
-    measured = result.measured.result
-    return list(about_facts(measured.about, measured.main.counts))
+def _add_suite(root: Element, name: str, checks: Sequence[Check], refused: int = 0) -> Element:
+    attributes = _attributes(name, checks, refused) | {"skipped": "0"}
+    return SubElement(root, "testsuite", attributes)
 
 
-def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
-    statuses = [check.status for check in checks]
+def _attributes(name: str, checks: Sequence[Check], refused: int) -> dict[str, str]:
+    """The counts of a suite; refused traces are one more test, which fails."""
+    judged = [check for check in checks if check.is_judged]
+    failures = [check.holds for check in judged].count(False)
     return {
         "name": visible(name),
         "tests": str(len(checks) + refused),
-        "failures": str(sum(check.is_judged and not check.holds for check in checks) + refused),
-        "errors": str(statuses.count(UNJUDGED)),
+        "failures": str(failures + refused),
+        "errors": str(len(checks) - len(judged)),
         "time": "0",
     }
 
 
 def _add_properties(suite: Element, result: GateAnalysis, limits: LimitSet) -> None:
     properties = SubElement(suite, "properties")
-    facts = _about(result)
+    measured = result.measured.result
+    facts = list(about_facts(measured.about, measured.main.counts))
     if limits.about:
         facts.append(("About", limits.about))
     facts += [("Trace", shorten_paths(str(trace.folder))) for trace in result.measured.traces]
@@ -250,9 +253,8 @@ _FAILURE, _ERROR = ("failure", "LimitExceeded"), ("error", "NotMeasured")
 
 
 def _add_case(suite: Element, check: Check) -> None:
-    name = f"{check.limit.metric} {check.limit.text}" + (
-        f" [{check.limit.pair}]" if check.limit.pair else ""
-    )
+    pair = f" [{check.limit.pair}]" if check.limit.pair else ""
+    name = f"{check.limit.metric} {check.limit.text}{pair}"
     classname = f"mismatch-cli.gate.{visible(check.limits)}"
     case = SubElement(suite, "testcase", classname=classname, name=visible(name), time="0")
     if check.holds:
@@ -278,12 +280,15 @@ def annotations(result: GateAnalysis) -> str:
     """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a
     step.
     """
-    lines = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
-    lines += [result.refused] * bool(result.refused)
-    if len(lines) > _ANNOTATIONS:
-        lines[_ANNOTATIONS - 1 :] = [
-            f"{len(lines) - _ANNOTATIONS + 1} more limits failed: see the summary."
-        ]
-    return "".join(
-        f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in lines
-    )
+    messages = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
+    if result.refused:
+        messages.append(result.refused)
+    if len(messages) > _ANNOTATIONS:
+        others = len(messages) - _ANNOTATIONS + 1
+        messages[_ANNOTATIONS - 1 :] = [f"{others} more limits failed: see the summary."]
+    commands = []
+    for message in messages:
+        # GitHub reads % as the beginning of an escape.
+        escaped = visible(message).replace("%", "%25")
+        commands.append(f"::error title=mismatch-cli gate::{escaped}\n")
+    return "".join(commands)

@@ -51,6 +51,7 @@ from mismatch_cli.report.tables import (
     metric_row,
     mu_bin,
     number,
+    occupied,
     plain,
     span,
     table,
@@ -82,10 +83,27 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
     """The full report of traces (docs/json/summary.md), with the `worst` tokens."""
     result, main = study.result, study.result.main
     bars = result.verdict.bars
-    tokens, responses = worst_excerpts(study.traces, study.main_pair, result.worst)
-    others = [pair for pair in result.pairs.values() if pair is not main]
-    named = 1 if worst is None else worst
-    tokens[:named] = [replace(each, short=f"Worst token {each.title}") for each in tokens[:named]]
+    return Outline(
+        title="How far apart are rollout and trainer?",
+        about=about_facts(result.about, main.counts),
+        subject=subject_lines(result.about, main.counts),
+        notes=left_out(result.about, main, result.total),
+        headline=_headline(result),
+        leading=tuple(with_limit(_row(main, key), bars, main.pair) for key in LEADING),
+        verdict=verdict(result.verdict),
+        remarks=(*_remarks(result), *_suspect(result)),
+        profiles=_profiles(main),
+        next=(*_test(result), *_next(study)),
+        parts=_sections(study, worst),
+        settings=settings_tables(result.about),
+        command=command_line("report", typed_names(study.traces)),
+    )
+
+
+def _sections(study: MismatchAnalysis, worst: int | None) -> list[Section]:
+    result, main = study.result, study.result.main
+    # Every page has the same order, from the gap to its worst tokens: readers know where to look.
+    # Sections of what this trace did not measure are empty, and are left out of the page.
     sections = [
         Section("The gap", _gap_text(result), groups=_gap_groups(main)),
         limits_section(result),
@@ -93,11 +111,22 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
         routing_section(result.routing),
         _position_section(main),
         _sequence_section(main),
-        *(
-            Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair))
-            for pair in others
-        ),
-        _responses_section(main, imported=result.about.source is not None),
+    ]
+    for pair in result.pairs.values():
+        if pair is not main:
+            sections.append(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)))
+    sections.append(_responses_section(main, imported=result.about.source is not None))
+    return [*sections, *_worst_sections(study, worst)]
+
+
+def _worst_sections(study: MismatchAnalysis, worst: int | None) -> tuple[Section, Section]:
+    """The worst tokens, of which a screen shows as many as were asked for, or one; and the worst
+    responses.
+    """
+    tokens, responses = worst_excerpts(study.traces, study.main_pair, study.result.worst)
+    for n, token in enumerate(tokens[: 1 if worst is None else worst]):
+        tokens[n] = replace(token, short=f"Worst token {token.title}")
+    return (
         Section(
             "Worst tokens",
             "Where |log π − log μ| is largest.",
@@ -110,64 +139,59 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
             excerpts=responses,
             terminal_excerpts=worst,
         ),
-    ]
-    return Outline(
-        title="How far apart are rollout and trainer?",
-        about=about_facts(result.about, main.counts),
-        subject=subject_lines(result.about, main.counts),
-        notes=left_out(result.about, main.counts, result.total.counts if result.total else None),
-        headline=_headline(result),
-        leading=tuple(with_limit(_row(main, key), bars, main.pair) for key in LEADING),
-        verdict=verdict(result.verdict),
-        remarks=(*_remarks(result), *_suspect(result)),
-        profiles=_profiles(main),
-        next=(*_test(result), *_next(study)),
-        parts=sections,
-        settings=settings_tables(result.about),
-        command=command_line("report", typed_names(study.traces)),
     )
 
 
 def _headline(result: MismatchResult) -> str:
-    main = result.main
+    main, total = result.main, result.total
     noise = times_noise(main.metrics[_DIFFERENCE].noise)
+    # Only a number of times reads as one in a sentence: the noise may be missing, or near 0.
     floor = f", {noise} the trainer's own noise" if noise.endswith("×") else ""
     text = (
         f"The two policies differ by {_value(main, _DIFFERENCE)} in probability on the "
         f"average token{floor}. {_value(main, _OUTSIDE)} of the tokens have a ratio outside "
         "[0.8, 1.28]."
     )
-    total = result.total
-    if total is not None and total is not main:
-        text = (
-            f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: "
-            f"{_value(total, _DIFFERENCE)}, with {_value(total, _OUTSIDE)} outside."
-        )
-    return text
+    if total is None or total is main:
+        return text
+    return (
+        f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: "
+        f"{_value(total, _DIFFERENCE)}, with {_value(total, _OUTSIDE)} outside."
+    )
 
 
 def _remarks(result: MismatchResult) -> Facts:
     main, total = result.main, result.total
-    responses = [f"reward {_value(main, 'reward_mean')}", f"length {_value(main, 'length_mean')}"]
-    responses += [f"truncated {_value(main, 'truncated_share')}"]
-    responses += [f"no signal in {_value(main, 'equal_rewards_share')} of groups"]
-    measured = " · ".join(part for part in responses if numbers.MISSING not in part)
-    remarks = [("Responses", measured)] if measured else []
+    remarks = []
     if total is not None and total is not main:
         stale = f"mean |π − μ| {_value(total, _DIFFERENCE)}"
         outside = f"{_value(total, _OUTSIDE)} outside [0.8, 1.28]"
-        remarks.insert(0, ("With staleness", f"{stale}, {outside}"))
+        remarks.append(("With staleness", f"{stale}, {outside}"))
+    responses = (
+        f"reward {_value(main, 'reward_mean')}",
+        f"length {_value(main, 'length_mean')}",
+        f"truncated {_value(main, 'truncated_share')}",
+        f"no signal in {_value(main, 'equal_rewards_share')} of groups",
+    )
+    measured = " · ".join(fact for fact in responses if numbers.MISSING not in fact)
+    if measured:
+        remarks.append(("Responses", measured))
     return (*remarks, *routing_remark(result.routing))
 
 
 def _suspects(result: MismatchResult) -> Sequence[Suspect]:
     """Settings that may make the gap, where it is not healthy."""
-    return result.suspects if result.verdict.status != HEALTHY else ()
+    if result.verdict.status == HEALTHY:
+        return ()
+    return result.suspects
 
 
 def _suspect(result: MismatchResult) -> Facts:
     """The first suspected setting, named as in `compare`."""
-    return tuple(("Suspect", f"{_setting(each)}: {each.why}") for each in _suspects(result)[:1])
+    suspects = _suspects(result)
+    if not suspects:
+        return ()
+    return (("Suspect", f"{_setting(suspects[0])}: {suspects[0].why}"),)
 
 
 def _setting(suspect: Suspect) -> str:
@@ -176,40 +200,42 @@ def _setting(suspect: Suspect) -> str:
 
 def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
     """Where the gap is: by μ, by position and by turn."""
-    bins = [row for row in pair.volatility if row.tokens]
+    bins, positions = occupied(pair.volatility), pair.positions
     profiles = []
     if len(bins) > 1:
         ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
         spread = [row.metrics[_OF_RATIO] for row in bins]
         profiles.append(_profile("Where, by μ", spread, ends, "SD of the ratio"))
-    if len(pair.positions) > 1:
-        ends = str(pair.positions[0].first), str(pair.positions[-1].last)
-        gaps = [row.abs_d_mean for row in pair.positions]
+    if len(positions) > 1:
+        ends = str(positions[0].first), str(positions[-1].last)
+        gaps = [row.abs_d_mean for row in positions]
         profiles.append(_profile("by position", gaps, ends, "mean |Δlog p|"))
     if len(pair.turns) > 1:
-        gaps, ends = [row.abs_d_mean for row in pair.turns], ("1", span(pair.turns[-1]))
+        gaps = [row.abs_d_mean for row in pair.turns]
+        ends = "1", span(pair.turns[-1])
         profiles.append(_profile("by turn", gaps, ends, "mean |Δlog p|"))
     return tuple(profiles)
 
 
 def _profile(
-    title: str, estimates: Sequence[Estimate], ends: tuple[str, str], what: str
+    title: str, estimates: Sequence[Estimate], ends: tuple[str, str], quantity: str
 ) -> Profile:
-    measured = [each.value for each in estimates if each.value is not None]
+    values = tuple(estimate.value for estimate in estimates)
+    measured = [value for value in values if value is not None]
     reach = numbers.MISSING
     if measured:
         reach = f"{numbers.number(min(measured), 2)} to {numbers.number(max(measured), 2)}"
-    return Profile(title, tuple(each.value for each in estimates), *ends, f"{what}, {reach}")
+    return Profile(title, values, *ends, f"{quantity}, {reach}")
 
 
 def _test(result: MismatchResult) -> Facts:
     """The commands that measure how much of the gap the first suspect causes."""
-    if not _suspects(result):
+    suspects = _suspects(result)
+    if not suspects:
         return ()
-    suspect = result.suspects[0]
-    first, *rest = suspect.test
-    shows = f"how much of the gap {_setting(suspect)} causes"
-    return ((first, shows), *((line, "") for line in rest))
+    first, *others = suspects[0].test
+    shows = f"how much of the gap {_setting(suspects[0])} causes"
+    return ((first, shows), *((line, "") for line in others))
 
 
 def _next(study: MismatchAnalysis) -> Facts:
@@ -248,14 +274,18 @@ def _pair_title(pair: PairSummary) -> str:
 
 
 def _gap_groups(pair: PairSummary) -> tuple[MetricGroup, ...]:
-    groups = (_group(pair, title) for title in GAP_GROUPS)
+    groups = [_group(pair, title) for title in GAP_GROUPS]
     return tuple(group for group in groups if group.rows)
 
 
 def _group(pair: PairSummary, title: str) -> MetricGroup:
-    rows = (_row(pair, metric.key) for metric in metrics_in_group(title))
-    measured = (row for row in rows if row.value != numbers.MISSING or row.note != NOT_MEASURED)
-    return MetricGroup(title, tuple(measured))
+    """The metrics of a group, without those that were not measured."""
+    rows = []
+    for metric in metrics_in_group(title):
+        row = _row(pair, metric.key)
+        if row.value != numbers.MISSING or row.note != NOT_MEASURED:
+            rows.append(row)
+    return MetricGroup(title, tuple(rows))
 
 
 def _row(pair: PairSummary, key: str) -> MetricRow:
@@ -284,14 +314,15 @@ def _volatility_section(pair: PairSummary) -> Section:
 def _volatility_table(
     title: str, pair: PairSummary, keys: Sequence[str], show: Callable[[Estimate], str]
 ) -> Table:
-    bins = [row for row in pair.volatility if row.tokens]
-    measured = {key for row in bins for key in keys if row.metrics[key].value is not None}
-    spreads = [_spread(metric, show) for metric in VOLATILITY.values() if metric.key in measured]
-    return table(
-        title,
-        bins,
-        [col("μ", mu_bin), col("tokens", lambda row: numbers.count(row.tokens)), *spreads],
-    )
+    bins = occupied(pair.volatility)
+    columns: list[TextColumn[ProbabilityBin]] = [
+        col("μ", mu_bin),
+        col("tokens", lambda row: numbers.count(row.tokens)),
+    ]
+    for key, metric in VOLATILITY.items():
+        if key in keys and any(row.metrics[key].value is not None for row in bins):
+            columns.append(_spread(metric, show))
+    return table(title, bins, columns)
 
 
 def _spread(metric: Metric, show: Callable[[Estimate], str]) -> TextColumn[ProbabilityBin]:
@@ -304,26 +335,26 @@ def _position_section(pair: PairSummary) -> Section:
         "the stop token."
     )
     tables = [
-        _place_table("From the first token", "position", pair.positions),
-        _place_table("From the last token", "tokens before the last", pair.from_end),
+        _profile_table("From the first token", "position", pair.positions),
+        _profile_table("From the last token", "tokens before the last", pair.from_end),
     ]
     if len(pair.turns) > 1:
         text += f" {_TURNS}"
-        tables.append(_place_table("By turn", "turn", pair.turns, *_OF_TURNS))
+        tables.append(_profile_table("By turn", "turn", pair.turns, *_OF_TURNS))
     return Section("By position in the response", text, tables=filled(*tables))
 
 
-def _place_table(
-    title: str, what: str, rows: Sequence[ProfileRow], *columns: TextColumn[ProfileRow]
+def _profile_table(
+    title: str, axis: str, rows: Sequence[ProfileRow], *columns: TextColumn[ProfileRow]
 ) -> Table:
-    return table(title, rows, [col(what, span), *columns, *_OF_PLACES])
+    return table(title, rows, [col(axis, span), *columns, *_OF_POSITIONS])
 
 
 _OF_TURNS: tuple[TextColumn[ProfileRow], ...] = (
     col("turns", lambda row: numbers.count(row.turns)),
     col("mean length", lambda row: plain(row.length_mean)),
 )
-_OF_PLACES: tuple[TextColumn[ProfileRow], ...] = (
+_OF_POSITIONS: tuple[TextColumn[ProfileRow], ...] = (
     col("tokens", lambda row: numbers.count(row.tokens)),
     col(METRICS["abs_d_mean"].label, lambda row: plain(row.abs_d_mean), METRICS["abs_d_mean"]),
     col(METRICS["d_mean"].label, lambda row: plain(row.d_mean), METRICS["d_mean"]),
@@ -366,9 +397,9 @@ def _responses_section(pair: PairSummary, *, imported: bool) -> Section:
             text = "The dump has no rewards."
     elif equal == 1:
         solved = {0.0: "none was solved", 1.0: "all were solved"}
-        what = solved.get(reward, "all samples of each agree")
+        outcome = solved.get(reward, "all samples of each agree")
         text = (
-            f"Every group has equal rewards ({what}), so every advantage (reward minus group "
+            f"Every group has equal rewards ({outcome}), so every advantage (reward minus group "
             "mean) is zero and these responses cause no update. Choose problems that the model "
             "solves only sometimes."
         )

@@ -70,14 +70,14 @@ def with_limit(row: MetricRow, limits: Sequence[LimitRow], pair: str) -> MetricR
 
 def limits_section(result: MismatchResult) -> Section:
     """The numbers compared with published limits and values; every row has its source."""
-    verdict = result.verdict
+    assessment = result.verdict
     tables = [_deciding(result)]
-    tables += [_bars(verdict, pair) for pair in dict.fromkeys(row.pair for row in verdict.bars)]
-    if verdict.measured:
-        tables.append(_measured(verdict))
-    return Section(
-        "Is this normal?", " ".join([*verdict.sentences, _DIAGNOSE]), tables=tuple(tables)
-    )
+    for pair in dict.fromkeys(row.pair for row in assessment.bars):
+        tables.append(_published_limits(assessment, pair))
+    if assessment.measured:
+        tables.append(_measured(assessment))
+    text = " ".join((*assessment.sentences, _DIAGNOSE))
+    return Section("Is this normal?", text, tables=tuple(tables))
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class _Deciding:
 
 def _deciding(result: MismatchResult) -> Table:
     """The metrics that people act on, and after them every other number that exceeds a limit."""
-    rows = [row for row in _judged(result) if row.estimate.value is not None]
-    noisy = any(row.estimate.noise and row.estimate.noise.times_floor is not None for row in rows)
+    rows = _measured_rows(result)
+    noises = [row.estimate.noise for row in rows]
     columns: list[TextColumn[_Deciding]] = [
         text("", lambda row: row.label),
         col("value", lambda row: in_words(row.metric, row.estimate)[0]),
@@ -105,60 +105,65 @@ def _deciding(result: MismatchResult) -> Table:
         text("strictest limit", _limit),
         text("logged by", lambda row: frameworks(row.metric), priority=Priority.SPARE),
     ]
-    if noisy:
+    note = ""
+    if any(noise and noise.times_floor is not None for noise in noises):
         columns.insert(3, col("× noise", lambda row: times_noise(row.estimate.noise)))
-    note = _NOISE if noisy else ""
+        note = _NOISE
     brief = replace(_fitting(rows), note=note)
     return table("The numbers that decide", rows, columns, note=note, brief=brief)
 
 
-def _judged(result: MismatchResult) -> list[_Deciding]:
+def _measured_rows(result: MismatchResult) -> list[_Deciding]:
     main, limits = result.main.pair, result.verdict.bars
-    exceeded = [(row.metric, row.pair) for row in limits if row.standing == EXCEEDED]
-    return [
-        _Deciding(
-            label=METRICS[key].label + ("" if pair == main else f", {_OF_PAIR[pair]}"),
-            metric=METRICS[key],
-            estimate=result.pairs[pair].metrics[key],
-            limit=_strictest(limits, key, pair),
-        )
-        for key, pair in dict.fromkeys([*((key, main) for key in DECIDING), *exceeded])
-    ]
+    # Numbers of the other pairs come last, and only those that exceed a limit.
+    # All of them are in the sections of these pairs.
+    chosen = [(key, main) for key in DECIDING]
+    chosen += [(row.metric, row.pair) for row in limits if row.standing == EXCEEDED]
+    rows = []
+    for key, pair in dict.fromkeys(chosen):
+        metric, estimate = METRICS[key], result.pairs[pair].metrics[key]
+        if estimate.value is not None:
+            label = metric.label if pair == main else f"{metric.label}, {_OF_PAIR[pair]}"
+            rows.append(_Deciding(label, metric, estimate, _strictest(limits, key, pair)))
+    return rows
 
 
 def _fitting(rows: Sequence[_Deciding]) -> Brief:
     """As many rows as a screen has room for: numbers without a limit that are not leading give
     way, the last ones first.
     """
-    spare = [n for n, row in enumerate(rows) if row.limit is None and row.metric.key not in LEADING]
-    needed = [n for n in range(len(rows)) if n not in spare]
+    needed, spare = [], []
+    for n, row in enumerate(rows):
+        if row.limit is None and row.metric.key not in LEADING:
+            spare.append(n)
+        else:
+            needed.append(n)
     shown = [*needed, *spare[: max(0, _MOST_ROWS - len(needed))]]
     return Brief(shown, counts_rest=False, fewest=len(needed))
 
 
 def _strictest(limits: Sequence[LimitRow], key: str, pair: str) -> LimitRow | None:
     """The limit on a metric that decides: an exceeded one before others, else the smallest."""
-    of_metric = [row for row in limits if row.metric == key and row.pair == pair]
-    return next(iter(strictest_first([row for row in of_metric if row.is_judged])), None)
+    of_pair = [row for row in limits if row.metric == key and row.pair == pair]
+    judged = strictest_first([row for row in of_pair if row.is_judged])
+    if not judged:
+        return None
+    return judged[0]
 
 
 def _limit(row: _Deciding) -> str:
-    """`✔ 0.005 verl`: the publisher by the first part of its name."""
-    limit = row.limit
-    return "" if limit is None else f"{sign(limit)} {_bound(limit)} {limit.publisher}"
+    """`✔ 0.005 verl`: the publisher by the first word of its name."""
+    if row.limit is None:
+        return ""
+    return f"{sign(row.limit)} {_bound(row.limit)} {row.limit.publisher}"
 
 
-def _bound(limit: LimitRow) -> str:
-    """`0.005`, `±0.1`, `0.5 to 2`: shorter than in a sentence."""
-    return limit.text.removeprefix("≤ ").removeprefix("within ")
-
-
-def _bars(verdict: Assessment, pair: str) -> Table:
+def _published_limits(assessment: Assessment, pair: str) -> Table:
     """The limits on a pair, those that are exceeded first."""
     with_staleness = ", with staleness (the trainer as it is now)" if pair == "total" else ""
     return table(
         f"Published limits{with_staleness}",
-        strictest_first([row for row in verdict.bars if row.pair == pair]),
+        strictest_first([row for row in assessment.bars if row.pair == pair]),
         [
             text("published by", lambda row: f"{row.who} ({row.source})"),
             text("status", word, priority=Priority.ALWAYS),
@@ -168,10 +173,15 @@ def _bars(verdict: Assessment, pair: str) -> Table:
     )
 
 
+def _bound(limit: LimitRow) -> str:
+    """`0.005`, `±0.1`, `0.5 to 2`: shorter than in a sentence."""
+    return limit.text.removeprefix("≤ ").removeprefix("within ")
+
+
 def _measured_here(row: LimitRow) -> str:
     """A number with its interval; one that was not measured is a dash."""
-    parts = in_words(METRICS[row.metric], row.estimate)
-    return " ".join(part for part in parts if part != numbers.MISSING) or numbers.MISSING
+    value, interval = in_words(METRICS[row.metric], row.estimate)
+    return value if interval == numbers.MISSING else f"{value} {interval}"
 
 
 def _limits(row: LimitRow) -> str:
@@ -182,32 +192,34 @@ def _limits(row: LimitRow) -> str:
     return f"{healthy}; broken beyond {row.broken:g}"
 
 
-def _measured(verdict: Assessment) -> Table:
+def _measured(assessment: Assessment) -> Table:
     return table(
         "Measured by others",
-        verdict.measured,
+        assessment.measured,
         [
             text("setup", _setup),
             text("metric", lambda row: METRICS[row.metric].label),
             col("reported", _range),
             col("this trace", lambda row: _in_words(row.metric, row.value)),
         ],
-        note=f"The closest published values, among {_FAMILIES[verdict.family]}.",
+        note=f"The closest published values, among {_FAMILIES[assessment.family]}.",
     )
 
 
 def _setup(row: MeasuredElsewhere) -> str:
-    broken = ", broken" if row.state else ""
+    state = ", broken" if row.state else ""
     if row.pair == FLOOR:
-        broken = ", the trainer's own noise"
+        state = ", the trainer's own noise"
     source = "; ".join(filter(None, (row.source, row.derived)))
-    return f"{row.model}: {row.setup}{broken} ({source})"
+    return f"{row.model}: {row.setup}{state} ({source})"
 
 
 def _range(row: MeasuredElsewhere) -> str:
-    low, high = (_in_words(row.metric, end) for end in (row.low, row.high))
+    low, high = _in_words(row.metric, row.low), _in_words(row.metric, row.high)
     return low if low == high else f"{low} – {high}"
 
 
 def _in_words(metric: str, value: float | None) -> str:
-    return numbers.near(value, 1) if METRICS[metric].agreement == 1 else numbers.number(value)
+    if METRICS[metric].agreement == 1:
+        return numbers.near(value, 1)
+    return numbers.number(value)

@@ -11,6 +11,7 @@ from mismatch_cli.report.tables import (
     in_words,
     metric_row,
     mu_bin,
+    occupied,
     percent,
     plain,
     table,
@@ -31,6 +32,7 @@ _REPLAYED = (
     "its own routers would have chosen."
 )
 _LIKE_ALL = 0.5  # of the usual margin: a flip above it is not a near tie
+_MANY = 16  # layers
 
 
 def routing_section(routing: RoutingSummary | None) -> Section:
@@ -38,9 +40,10 @@ def routing_section(routing: RoutingSummary | None) -> Section:
     if routing is None:
         return Section("Routing")
     rows = tuple(metric_row(metric, routing.metrics[key]) for key, metric in ROUTING.items())
-    text = " ".join((_TEXT, _ties(routing), _REPLAYED if routing.replayed else _OWN))
+    text = f"{_TEXT} {_ties(routing)} {_REPLAYED if routing.replayed else _OWN}"
     groups = (MetricGroup("Experts of engine and trainer", rows),)
-    return Section("Routing", text, groups, tables=filled(*_tables(routing)))
+    tables = filled(_by_flips(routing), _by_mu(routing), _by_layer(routing))
+    return Section("Routing", text, groups, tables=tables)
 
 
 def routing_remark(routing: RoutingSummary | None) -> Facts:
@@ -52,12 +55,8 @@ def routing_remark(routing: RoutingSummary | None) -> Facts:
         for key in ("flipped_tokens", "share_of_gap")
     )
     replayed = " (replayed)" if routing.replayed else ""
-    return (
-        (
-            "Routing",
-            f"{flipped} of the tokens get different experts{replayed} and carry {share} of the gap",
-        ),
-    )
+    text = f"{flipped} of the tokens get different experts{replayed} and carry {share} of the gap"
+    return (("Routing", text),)
 
 
 def _ties(routing: RoutingSummary) -> str:
@@ -70,72 +69,63 @@ def _ties(routing: RoutingSummary) -> str:
             "Every router flips at every token: the routing differs, or the experts are numbered "
             "differently."
         )
-    kind = (
-        "rounding decides near ties"
-        if flipped < _LIKE_ALL * agreeing
-        else "these are not near ties"
-    )
+    conclusion = "these are not near ties"
+    if flipped < _LIKE_ALL * agreeing:
+        conclusion = "rounding decides near ties"
     at_flips, elsewhere = numbers.number(flipped, 2), numbers.number(agreeing, 2)
     return (
         f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they "
-        f"agree: {kind}."
+        f"agree: {conclusion}."
     )
 
 
-def _tables(routing: RoutingSummary) -> tuple[Table, ...]:
-    layers = [row for row in routing.layers if row.tokens]
-    flips = [row for row in routing.by_flips if row.tokens]
-    return (
-        table(
-            "By number of flipped layers",
-            flips,
-            [
-                col("layers", _layers),
-                col("tokens", lambda row: numbers.count(row.tokens)),
-                col(
-                    "mean |Δlog p|",
-                    lambda row: plain(row.abs_d_mean),
-                    ROUTING["abs_d_flipped"],
-                ),
-                col(
-                    "of the gap, %",
-                    lambda row: percent(row.share_of_gap),
-                    ROUTING["share_of_gap"],
-                ),
-            ],
-        ),
-        table(
-            "By rollout probability",
-            [row for row in routing.by_mu if row.tokens],
-            [
-                col("μ", mu_bin),
-                col("tokens", lambda row: numbers.count(row.tokens)),
-                col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_tokens"]),
-            ],
-        ),
-        table(
-            "By layer",
-            layers,
-            [
-                col("layer", lambda row: str(row.layer)),
-                col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_routers"]),
-                col(
-                    "experts in common, %",
-                    lambda row: percent(row.agreement),
-                    ROUTING["agreement"],
-                ),
-                col("same first expert, %", lambda row: percent(row.same_first)),
-            ],
-            fold="By layer" if len(layers) > _MANY else "",
-            terminal_rows=_MANY,
-        ),
+def _by_flips(routing: RoutingSummary) -> Table:
+    abs_d, of_gap = ROUTING["abs_d_flipped"], ROUTING["share_of_gap"]
+    return table(
+        "By number of flipped layers",
+        occupied(routing.by_flips),
+        [
+            col("layers", _layers),
+            col("tokens", lambda row: numbers.count(row.tokens)),
+            col("mean |Δlog p|", lambda row: plain(row.abs_d_mean), abs_d),
+            col("of the gap, %", lambda row: percent(row.share_of_gap), of_gap),
+        ],
     )
 
 
-_MANY = 16  # layers
+def _by_mu(routing: RoutingSummary) -> Table:
+    return table(
+        "By rollout probability",
+        occupied(routing.by_mu),
+        [
+            col("μ", mu_bin),
+            col("tokens", lambda row: numbers.count(row.tokens)),
+            col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_tokens"]),
+        ],
+    )
+
+
+def _by_layer(routing: RoutingSummary) -> Table:
+    layers = occupied(routing.layers)
+    agreement = ROUTING["agreement"]
+    return table(
+        "By layer",
+        layers,
+        [
+            col("layer", lambda row: str(row.layer)),
+            col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_routers"]),
+            col("experts in common, %", lambda row: percent(row.agreement), agreement),
+            col("same first expert, %", lambda row: percent(row.same_first)),
+        ],
+        # The layers of a deep model would push everything after them off the page.
+        fold="By layer" if len(layers) > _MANY else "",
+        terminal_rows=_MANY,
+    )
 
 
 def _layers(row: FlipsRow) -> str:
     if row.high is None:
         return f"{row.low} or more"
-    return str(row.low) if row.low == row.high else f"{row.low} – {row.high}"
+    if row.low == row.high:
+        return str(row.low)
+    return f"{row.low} – {row.high}"

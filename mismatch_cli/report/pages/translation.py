@@ -39,18 +39,17 @@ def page(translation: Translation) -> Outline:
     numbers.
     """
     result, name = translation.result, translation.framework
-    rows = [
-        _OfFramework(framework, metric)
-        for framework, content in result.frameworks.items()
-        for metric in content.metrics
-    ]
+    rows = []
+    for framework, content in result.frameworks.items():
+        rows += [_OfFramework(framework, metric) for metric in content.metrics]
     if name == ALL:
-        sections = _words(rows)
+        sections = _same_names(rows)
         title = "Same metric name, different definition"
         headline = "What each framework would log for this trace."
     else:
         sections = [_framework(name, result.frameworks[name].when, rows)]
-        title, headline = f"Metrics of {name}", f"What {name} would log for this trace."
+        title = f"Metrics of {name}"
+        headline = f"What {name} would log for this trace."
     notes = list(partial_notes(result.about))
     if result.out_of_support:
         verb = "has" if result.out_of_support == 1 else "have"
@@ -74,16 +73,17 @@ def _framework(name: str, when: str, rows: Sequence[_OfFramework]) -> Section:
         _VALUE,
         text("formula", lambda row: row.metric.formula, priority=Priority.SPARE),
     ]
+    # A note that several metrics share is printed once, beside all their names.
     noted: dict[str, list[str]] = {}
     for row in rows:
         for note in row.metric.notes:
             noted.setdefault(note, []).append(row.metric.name)
-    named = ((note, ", ".join(names)) for note, names in noted.items())
-    notes = pairs_table("Notes", named, "", "metrics")
+    names_of_notes = [(note, ", ".join(names)) for note, names in noted.items()]
+    notes = pairs_table("Notes", names_of_notes, "", "metrics")
     return Section(name, f"{when} {_AVERAGE}", tables=filled(*_by_pair(rows, columns), notes))
 
 
-def _words(rows: Sequence[_OfFramework]) -> list[Section]:
+def _same_names(rows: Sequence[_OfFramework]) -> list[Section]:
     """A section for each name, with a row per framework that uses it."""
     columns = [
         text("framework", lambda row: row.framework),
@@ -91,9 +91,12 @@ def _words(rows: Sequence[_OfFramework]) -> list[Section]:
         text("formula", lambda row: row.metric.formula),
         text("metric", lambda row: row.metric.name, priority=Priority.SPARE),
     ]
+    by_word: dict[str, list[_OfFramework]] = {}
+    for row in rows:
+        if row.metric.word:
+            by_word.setdefault(row.metric.word, []).append(row)
     sections = [Section("How values are averaged", _AVERAGE)]
-    for word in dict.fromkeys(row.metric.word for row in rows if row.metric.word):
-        of_word = [row for row in rows if row.metric.word == word]
+    for word, of_word in by_word.items():
         sections.append(Section(f"“{word}”", tables=_by_pair(of_word, columns)))
     return sections
 
