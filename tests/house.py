@@ -42,7 +42,7 @@ _RENDERS = ("report", "pages", "plots", "commands")  # rooms, and folders of roo
 # Dictionaries in there that are no results: of matplotlib, of Parquet's footers, of metrics.jsonl,
 # of a manifest, and what was typed
 _NOT_RESULTS = {
-    "app/commands/verdict.py": ("recorded_dtype(dtype)",),
+    "app/commands/verdict.py": ("engine_dtype",),
     "bisect/commands/bisect.py": ("manifest",),
     "report/drawing/panels.py": ("rcParams",),
     "report/excerpts.py": ("group",),

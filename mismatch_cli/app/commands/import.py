@@ -321,17 +321,18 @@ def _print_schema(as_json: bool) -> None:
     for name, meaning in meanings().items():
         # Arrow names the items of a list, which are always called so.
         kind = str(kind_of(name)).replace("item: ", "")
-        schema[name] = {"type": kind, "meaning": meaning}
+        schema[name] = (kind, meaning)
     if as_json:
-        print_json(schema)
+        columns = schema.items()
+        print_json({name: {"type": kind, "meaning": meaning} for name, (kind, meaning) in columns})
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
     for head in ("column", "type", "meaning"):
         table.add_column(head, overflow="fold")
-    for name, column in schema.items():
-        table.add_row(name, column["type"], column["meaning"])
+    for name, (kind, meaning) in schema.items():
+        table.add_row(name, kind, meaning)
     print_parts(
         "One response per line (JSONL) or row (Parquet); lists are as long as response_ids.",
         table,

@@ -85,7 +85,7 @@ def _ending(study: TrainingAnalysis, name: str) -> Ending:
     )
 
 
-class _Sweep(NamedTuple):
+class _ThresholdSweep(NamedTuple):
     """One algorithm with several values of one threshold, smallest first."""
 
     head: str  # its name, as in `dppo-binary-tv:max_tv=0.1` before the colon
@@ -94,7 +94,7 @@ class _Sweep(NamedTuple):
     names: tuple[str, ...]  # the algorithm with each value
 
 
-def _sweeps(names: Iterable[str]) -> list[_Sweep]:
+def _sweeps(names: Iterable[str]) -> list[_ThresholdSweep]:
     """The sweeps among these algorithms."""
     by_head: dict[str, dict[str, Algorithm]] = {}
     for name in names:
@@ -109,7 +109,7 @@ def _sweeps(names: Iterable[str]) -> list[_Sweep]:
     return sweeps
 
 
-def _sweep(head: str, algorithms: Mapping[str, Algorithm]) -> _Sweep | None:
+def _sweep(head: str, algorithms: Mapping[str, Algorithm]) -> _ThresholdSweep | None:
     """The sweep of algorithms that are called alike before the colon; None if they do not differ in
     one threshold.
     """
@@ -130,7 +130,7 @@ def _sweep(head: str, algorithms: Mapping[str, Algorithm]) -> _Sweep | None:
         return None
     values_and_names = sorted(name_by_value.items())
     letter = _letter(next(iter(algorithms.values())), moved)
-    return _Sweep(head, letter, *zip(*values_and_names, strict=True))
+    return _ThresholdSweep(head, letter, *zip(*values_and_names, strict=True))
 
 
 @cache

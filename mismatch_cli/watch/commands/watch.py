@@ -157,7 +157,7 @@ def command(
     plan = _WatchPlan(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
-            exceeded = _Session(run, folder, request, plan, common).watch()
+            exceeded = _WatchSession(run, folder, request, plan, common).watch()
     except KeyboardInterrupt:
         common.progress.say(
             f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
@@ -190,7 +190,7 @@ class _WatchPlan(NamedTuple):
     page: PageSettings
 
 
-class _Session:
+class _WatchSession:
     """One session of `watch`, from before the run starts to the last message."""
 
     def __init__(
