@@ -196,7 +196,7 @@ def string_keys() -> Places:
 
 def keyed_by_string(node: ast.AST) -> str:
     """What a string key is looked up in, as written; empty where a node looks up none."""
-    if isinstance(node, ast.Subscript):
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         table, key = node.value, node.slice
     elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
         table, key = node.func.value, node.args[0]
