@@ -224,9 +224,7 @@ def _sentence(error: Exception, command: str) -> str:
     if missing_package:
         return missing_package
     if isinstance(error, UnicodeEncodeError) and not is_encodable(error.object):
-        return (
-            f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
-        )
+        return f"{error.object[:300]} is not UTF-8. Rename the file of that name, or fix the text."
     return _unexpected(error)
 
 

@@ -155,9 +155,9 @@ def _parameter(name: str, each: Setting) -> inspect.Parameter:
     if about.get("argument"):
         option = typer.Argument(metavar=about.get("metavar"), show_default=False, **of_typer)
     else:
-        names = [each.words]
+        names = [each.as_flag]
         if "off" in about:
-            names = [f"{each.words}/{about['off']}"]
+            names = [f"{each.as_flag}/{about['off']}"]
         if about.get("short"):
             names.append(about["short"])
         option = typer.Option(*names, metavar=each.metavar, hidden=not each.has_flag, **of_typer)

@@ -72,10 +72,10 @@ def shared_with_ranks(world: World, prepared: AbstractContextManager[T]) -> Iter
     the block.
     """
     if not world.first:
-        yield world.told(None)  # type: ignore[misc]
+        yield world.broadcast(None)  # type: ignore[misc]
         world.barrier()
         return
     with prepared as run:
-        yield world.told(run)
+        yield world.broadcast(run)
         # Leaving `prepared` unlocks the folder, into which another rank may still be writing.
         world.barrier()

@@ -214,7 +214,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
     except (OSError, ValueError) as error:
         raise unreadable(
-            f"--config {path}", error, "Correct the file.", "cannot be read as TOML ({})"
+            f"--config {path}", error, "Fix the file.", "cannot be read as TOML ({})"
         ) from error
 
 

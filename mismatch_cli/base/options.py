@@ -131,7 +131,7 @@ class Setting:
         """What messages call it: its flag, a positional argument in capitals, else its key."""
         if self.about.get("argument"):
             return (self.about.get("metavar") or self.name.upper()).strip("[].")
-        return self.words if self.has_flag else self.key
+        return self.as_flag if self.has_flag else self.key
 
     @property
     def is_typed(self) -> bool:
@@ -139,7 +139,7 @@ class Setting:
         return self.has_flag or bool(self.about.get("argument"))
 
     @property
-    def words(self) -> str:
+    def as_flag(self) -> str:
         """The flag that it has, or would have."""
         return f"--{self.key.replace('_', '-')}"
 

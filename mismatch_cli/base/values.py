@@ -273,7 +273,7 @@ def by_flag(settings: Iterable[Setting]) -> dict[str, Setting]:
     """Settings by the flags that they have or would have, those that switch one off included."""
     every = list(settings)
     offs = {each.about["off"]: each for each in every if "off" in each.about}
-    return {each.words: each for each in every} | offs
+    return {each.as_flag: each for each in every} | offs
 
 
 def toml(value: Any) -> str:

@@ -56,7 +56,7 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
         faults = None
         if run.ranks.world.first:
             faults = diagnose(trace, trainer.config.scoring_model)
-        run.search.findings = run.ranks.world.told(faults)
+        run.search.findings = run.ranks.world.broadcast(faults)
         run.save()
     read_sides(run)
     run.add(*_column_experiments(run))
@@ -115,7 +115,7 @@ def read_rollout(run: Searching) -> None:
 
     def compare(engine: Engine) -> None:
         weights = compare_models(run, engine) if run.ranks.world.first else None
-        run.search.weights = run.ranks.world.told(weights)
+        run.search.weights = run.ranks.world.broadcast(weights)
 
     narrow = run.enough(lambda leg: (leg.name, AS_RECORDED))
     run.runner.read_rollout(

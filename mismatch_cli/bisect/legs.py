@@ -66,7 +66,7 @@ class Legs:
 
     def is_done(self, name: str) -> bool:
         """Whether a leg is complete; every rank answers like the first."""
-        return self.ranks.world.told(self._is_done(name))
+        return self.ranks.world.broadcast(self._is_done(name))
 
     def _is_done(self, name: str) -> bool:
         manifest = self.folder(name) / FILE_NAME
@@ -101,7 +101,7 @@ class Legs:
         ) as on_read:
             for i in range(begun, len(rows)):
                 # Only the first rank looks at what was read; its answer ends the loop on all.
-                if i and world.told(world.first and enough()):
+                if i and world.broadcast(world.first and enough()):
                     break
                 table = open_shard(self.tokens.shards[i]).read()
                 if i == begun:
@@ -119,7 +119,7 @@ class Legs:
         """The portions that an interrupted leg has, on all ranks, and their seconds, on the
         first.
         """
-        portions = self.ranks.world.told(self.portions(name))
+        portions = self.ranks.world.broadcast(self.portions(name))
         if not (portions and self.ranks.world.first):
             return portions, 0.0
         return portions, self.about(name)["seconds"]

@@ -200,7 +200,7 @@ class Searching:
 
     def first_says(self, answer: bool) -> bool:
         """The first rank's answer, on all ranks: clocks and files may differ between them."""
-        return self.ranks.world.told(answer)
+        return self.ranks.world.broadcast(answer)
 
     def save(self) -> None:
         """Write the search so far, for `--resume`."""

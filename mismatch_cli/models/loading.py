@@ -422,5 +422,5 @@ def _check_config(path: Path) -> None:
             is_excessive = isinstance(value, int) and value > _MOST_MODULES
             if is_excessive and _COUNTS_MODULES.search(name):
                 raise MismatchError(
-                    f"{path} sets {name} to {value}, and no model has so many. Correct the file."
+                    f"{path} sets {name} to {value}, and no model has so many. Fix the file."
                 )

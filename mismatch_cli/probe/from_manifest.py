@@ -261,7 +261,7 @@ def _words_to_type(setting: Setting, value: Any) -> list[str]:
     words: list[str] = []
     for item in value if isinstance(value, list | tuple) else [value]:
         if not setting.about.get("argument"):
-            words.append(setting.words)
+            words.append(setting.as_flag)
         words.append(str(item))
     return words
 

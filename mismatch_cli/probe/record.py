@@ -59,7 +59,7 @@ def record(
     distributions = Distributions(run_folder / "distributions", config.extras.full_divergence)
     # Sampling takes an hour: a missing adapter is reported before it.
     check_unchanged(config, manifest)
-    if not ranks.world.told(is_sampled(folder, manifest)):
+    if not ranks.world.broadcast(is_sampled(folder, manifest)):
         manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
     _score(config, folder, manifest, distributions, progress, ranks)
     if ranks.world.first:
@@ -102,7 +102,7 @@ def _score(
     manifest["equal_weights"] = equal_weights(config)
     shards = shards_of(folder, manifest)
     for scoring in passes(manifest["equal_weights"]):
-        done = ranks.world.told([scoring.is_done(path) for path in shards])
+        done = ranks.world.broadcast([scoring.is_done(path) for path in shards])
         if all(done):
             continue
         adapter_check = None

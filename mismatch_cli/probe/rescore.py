@@ -67,7 +67,7 @@ def rescore(
     begun = "rescored" in manifest
     if begun:
         _check_unchanged(work.plan, manifest, work.source)
-    done = ranks.world.told(work.done())
+    done = ranks.world.broadcast(work.done())
     if begun and all(done):
         return
     trainer = load_trainer(

@@ -353,7 +353,7 @@ class Preparation:
         if ranks.world.first:
             evidence = gather_evidence(traces, workers, on_responses)
         # All ranks have the evidence from here on: the first one sends what it has read.
-        return cls(traces, ranks.world.told(evidence), ranks)  # type: ignore[arg-type]
+        return cls(traces, ranks.world.broadcast(evidence), ranks)  # type: ignore[arg-type]
 
     def with_models(
         self, earlier_model: str | None, trainer_model: str | None, reading_tokens: int | None

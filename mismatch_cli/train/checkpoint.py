@@ -104,11 +104,11 @@ def _shared(folder: Path, world: World) -> Iterator[Path]:
     it.
     """
     if not world.first:
-        yield Path(world.told(""))
+        yield Path(world.broadcast(""))
         world.barrier()
         return
     with replacing_folder(folder) as temporary:
-        yield Path(world.told(str(temporary)))
+        yield Path(world.broadcast(str(temporary)))
         world.barrier()
 
 

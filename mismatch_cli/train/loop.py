@@ -53,7 +53,7 @@ def train(
             release()
             seconds = _Seconds(on_phase)
             last = step == config.steps
-            ends_here = world.told(stop())
+            ends_here = world.broadcast(stop())
             if last or ends_here or step % config.checkpoint_every == 0:
                 # After the line, which no kill loses; its time is in the next one.
                 with seconds("checkpoint"):

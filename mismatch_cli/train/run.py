@@ -225,7 +225,7 @@ class RunInProgress:
         self.task.grader.load_state_dict(grader)
         self._cut_back(checkpoint.step)
         if checkpoint.step == self.config.steps:
-            self._has_model = self.world.told((self.folder / "model").is_dir())
+            self._has_model = self.world.broadcast((self.folder / "model").is_dir())
         return checkpoint.step
 
     def _cut_back(self, step: int) -> None:

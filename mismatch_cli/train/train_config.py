@@ -440,7 +440,7 @@ def parsed(text: str) -> TrainConfig:
     try:
         content = parse_toml(text)
     except ValueError as error:
-        raise UsageError(f"{FILE_NAME} is not valid TOML ({error}). Correct the file.") from error
+        raise UsageError(f"{FILE_NAME} is not valid TOML ({error}). Fix the file.") from error
     return read(TrainConfig, _without_retired(content), FILE_NAME).build(TrainConfig)
 
 

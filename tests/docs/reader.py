@@ -254,7 +254,7 @@ def types_a_key(arguments: str) -> bool:
     if name not in _GROUP.list_commands(None):  # type: ignore[attr-defined,arg-type]
         return False
     settings = _GROUP.get_command(None, name).callback.settings  # type: ignore[attr-defined,arg-type]
-    return bool({each.words for each in settings.values() if not each.is_typed} & {*words})
+    return bool({each.as_flag for each in settings.values() if not each.is_typed} & {*words})
 
 
 def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) -> Ran:

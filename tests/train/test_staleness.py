@@ -34,7 +34,7 @@ def stale(tmp_path_factory, reward) -> Path:
     """Two updates behind, one update a step; every checkpoint is kept."""
     folder: Path = tmp_path_factory.mktemp("stale") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_KEPT", 9)
+        patch.setattr(checkpoint, "_RETAINED", 9)
         run(folder, **STALE | reward)
     return folder
 

@@ -51,7 +51,7 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
 def _failed(fault: str, prompt_id: int) -> MismatchError:
     return MismatchError(
         f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or "
-        "correct the template (chat_template.jinja next to the tokenizer)."
+        "fix the template (chat_template.jinja next to the tokenizer)."
     )
 
 

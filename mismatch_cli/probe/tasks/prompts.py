@@ -175,7 +175,7 @@ def _to_problem(
     if not is_encodable(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
             f"{location}, row {number} holds half a character (a lone surrogate such as \\ud800), "
-            "which no tokenizer accepts. Correct the text of that row, or remove the row."
+            "which no tokenizer accepts. Fix the text of that row, or remove the row."
         )
     return problem
 

@@ -68,7 +68,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, csv.Error) as error:
         raise unreadable(
-            path, error, "Correct the file, or name another.", "cannot be read: {}"
+            path, error, "Fix the file, or name another.", "cannot be read: {}"
         ) from error
 
 

@@ -68,7 +68,7 @@ class World:
         dist.gather_object(item, items)
         return items  # type: ignore[return-value]
 
-    def told(self, item: T) -> T:
+    def broadcast(self, item: T) -> T:
         """The first rank's item, on every rank."""
         if self.size == 1:
             return item

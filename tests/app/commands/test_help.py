@@ -142,7 +142,7 @@ def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
         for row in group
     }
     for known in settings_of(TrainConfig):
-        default = shown[known.words if known.has_flag else known.key]
+        default = shown[known.as_flag if known.has_flag else known.key]
         value = values[known.key]
         in_words_of_its_own = known.about.get("show_default")
         unset = value is None or value is False

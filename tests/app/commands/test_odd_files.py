@@ -41,7 +41,7 @@ def _zip(path: Path) -> None:
             b"\xff\xfe{",
             "probe --prompts p.jsonl",
             1,
-            "Correct the file, or name another.",
+            "Fix the file, or name another.",
         ),
         (
             "x.toml",

@@ -136,7 +136,7 @@ def test_a_key_that_is_typed_is_answered_with_the_line_to_write(
     monkeypatch.delenv(WRITTEN)
     monkeypatch.chdir(tmp_path)
     for known in without_flag(name):
-        typed = [known.words, *([] if known.type is bool else [sample(known)])]
+        typed = [known.as_flag, *([] if known.type is bool else [sample(known)])]
         assert run([name, *typed]) == 2
         said = " ".join(capsys.readouterr().err.split())
         line = re.search(r"FILE\.toml: (.+?) \(Or set (\w+)\.\)", said)
@@ -204,8 +204,8 @@ OF_OTHERS = re.compile(
 
 
 def test_nobody_is_told_to_type_what_has_no_flag() -> None:
-    every = {each.words for name in COMMANDS for each in settings(name).values() if each.is_typed}
-    keys = {each.words for name in COMMANDS for each in without_flag(name)} - every
+    every = {each.as_flag for name in COMMANDS for each in settings(name).values() if each.is_typed}
+    keys = {each.as_flag for name in COMMANDS for each in without_flag(name)} - every
     spelled = re.compile(rf"(?<![\w-])({'|'.join(sorted(keys, key=len, reverse=True))})(?![\w-])")
     told = [
         (place, hit[0])
@@ -216,7 +216,7 @@ def test_nobody_is_told_to_type_what_has_no_flag() -> None:
 
 
 def test_the_lines_of_the_docs_type_flags_that_their_command_has() -> None:
-    keys = {name: {each.words for each in without_flag(name)} for name in COMMANDS}
+    keys = {name: {each.as_flag for each in without_flag(name)} for name in COMMANDS}
     lines = 0
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for line in re.finditer(

@@ -175,4 +175,4 @@ def test_half_a_character_in_a_dump_is_left_out_or_named(tmp_path, capfd):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a\udcff.jsonl").write_text("{}")
     assert run(["import", str(tmp_path / "folder"), "-o", str(tmp_path / "out2")]) == 1
-    assert "not UTF-8. Rename it" in capfd.readouterr().err
+    assert "not UTF-8. Rename the file" in capfd.readouterr().err
