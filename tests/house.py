@@ -32,8 +32,6 @@ from tests.paths import PACKAGE
 RATCHETS = Path(__file__).with_name("ratchets.toml")
 MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
 NO_NAMES = ("found", "told", "asked", "known", "given", "kept", "seen")
-# The rooms that a newcomer reads first, in the order of the tour: laws of their own hold there
-INSTRUMENT = ("base", "rules", "trace", "metrics", "models", "processes", "studies", "limits")
 FRAMEWORKS = (
     "areal", "miles", "ms_swift", "nemo_rl", "oat", "open_instruct", "openrlhf", "prime_rl",
     "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
@@ -316,48 +314,25 @@ RATES: dict[str, type | tuple[type, ...]] = {
 }
 # What is rare enough to be read once: a ratchet is not lowered any further
 READS_WELL = {
-    "instrument-comprehensions": 4,
-    "instrument-conditional-expressions": 2.3,
-    "instrument-assignment-expressions": 0.15,
-    "instrument-lines-per-comment": 100,
+    "comprehensions": 4,
+    "conditional-expressions": 2.3,
+    "assignment-expressions": 0.15,
+    "lines-per-comment": 100,
 }
-# Constructs that one has to read twice, counted in the instrument's rooms too
-READ_TWICE = (
-    "large-functions", "branched-functions", "arithmetic-on-conditions", "nested-comprehensions",
-    "nested-conditionals", "found-names",
-)  # fmt: skip
 
 
 def measured() -> dict[str, float]:
-    """Every number by its name: counts, and constructs per 1,000 tokens; `instrument-…` are those
-    of the instrument's rooms.
+    """Every number by its name: counts, constructs per 1,000 tokens, and lines of code for each
+    line that holds only a comment.
     """
-    places_of = {name: list(places()) for name, places in COUNTS.items()}
-    numbers: dict[str, float] = {name: len(places) for name, places in places_of.items()}
-    for name in READ_TWICE:
-        in_instrument = [place for place in places_of[name] if is_in_instrument(place)]
-        numbers[f"instrument-{name}"] = len(in_instrument)
-    sizes = tokens_by_room()
-    size = sum(sizes.values()) / 1000
-    size_of_instrument = sum(sizes[room] for room in INSTRUMENT) / 1000
+    numbers: dict[str, float] = {name: len(list(places())) for name, places in COUNTS.items()}
+    size = tokens() / 1000
     for name, kind in RATES.items():
-        places = list(each(kind))
-        in_instrument = [place for place in places if is_in_instrument(place)]
-        numbers[name] = round(len(places) / size, 2)
-        numbers[f"instrument-{name}"] = round(len(in_instrument) / size_of_instrument, 2)
-    numbers["instrument-lines-per-comment"] = round(lines_per_comment(), 1)
-    return numbers
-
-
-def is_in_instrument(place: str) -> bool:
-    return place.partition("/")[0] in INSTRUMENT
-
-
-def lines_per_comment() -> float:
-    """Lines of the instrument's rooms for each line that holds only a comment."""
-    lines = [line for file in files() if file.room in INSTRUMENT for line in file.lines]
+        numbers[name] = round(len(list(each(kind))) / size, 2)
+    lines = [line for file in files() for line in file.lines]
     comments = [line for line in lines if line.lstrip().startswith("#")]
-    return len(lines) / len(comments)
+    numbers["lines-per-comment"] = round(len(lines) / len(comments), 1)
+    return numbers
 
 
 def ratchets() -> dict[str, float]:
