@@ -125,7 +125,8 @@ def _left_out_first(notes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for note in notes:
         first = note.get("left_out_first")
         if isinstance(first, dict):
-            where |= {reason: str(row) for reason, row in first.items()}
+            for reason, row in first.items():
+                where.setdefault(reason, str(row))
     return where
 
 

@@ -55,23 +55,27 @@ class Writer:
         written = threading.Event()
         with self._gathering:
             self._queue_pending()
-            self._queue.put(written, timeout=_PATIENCE)
+            self._queue_signal(written)
         until = time.monotonic() + _PATIENCE
         # The wait is short, since a thread that has died sets no event.
         while self._thread.is_alive() and not written.wait(0.1):
             if time.monotonic() > until:
-                raise MismatchError(
-                    f"the disk did not accept everything within {_PATIENCE:g} seconds"
-                )
+                raise _slow_disk()
 
     def close(self) -> None:
         """Write the rest, note that the recording is complete, and release the folder."""
         with self._gathering:
             self._queue_pending()
-            self._queue.put(None, timeout=_PATIENCE)
+            self._queue_signal(None)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            raise MismatchError(f"the disk did not accept everything within {_PATIENCE:g} seconds")
+            raise _slow_disk()
+
+    def _queue_signal(self, signal: threading.Event | None) -> None:
+        try:
+            self._queue.put(signal, timeout=_PATIENCE)
+        except Full as error:
+            raise _slow_disk() from error
 
     def _queue_pending(self) -> None:
         """Queue the next shard, or lose it if the disk accepts nothing; the caller holds the
@@ -119,3 +123,7 @@ class Writer:
             return self._take_pending()
         finally:
             self._gathering.release()
+
+
+def _slow_disk() -> MismatchError:
+    return MismatchError(f"the disk did not accept everything within {_PATIENCE:g} seconds")

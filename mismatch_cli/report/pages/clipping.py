@@ -200,7 +200,7 @@ def _way_to(column: str, about: About) -> str:
     if source.is_recorded:
         return f"pass {column}= to the recorder"
     if source.format == "plain":
-        return f"import DUMP --columns {column}=COLUMN"
+        return f"mismatch-cli import DUMP --columns {column}=COLUMN"
     return f"import a dump with {column}s"
 
 

@@ -407,7 +407,12 @@ def test_the_first_value_of_each_reason_is_in_the_manifest(tmp_path):
     ((reason, first),) = manifest_with_notes(tmp_path / "run")["imported"]["left_out_first"].items()
     assert reason == "responses whose reward has an invalid value" and "a text" in first
     path = tmp_path / "run/recorder-00000.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out_first": [reason]}))
+    note = json.loads(path.read_text())
+    later = note | {"rank": 1, "shards": {}, "left_out_first": {reason: "a later row"}}
+    (tmp_path / "run/recorder-00001.json").write_text(json.dumps(later))
+    assert manifest_with_notes(tmp_path / "run")["imported"]["left_out_first"] == {reason: first}
+    (tmp_path / "run/recorder-00001.json").unlink()
+    path.write_text(json.dumps(note | {"left_out_first": [reason]}))
     assert manifest_with_notes(tmp_path / "run")["imported"]["left_out_first"] == {}
 
 

@@ -150,7 +150,7 @@ def test_the_name_of_a_file_is_not_suggested() -> None:
     ("origin", "way"),
     [
         ({}, "MISMATCH_ANSWER_FIELD=FIELD mismatch-cli probe"),
-        ({"format": "plain"}, "import DUMP --columns {}=COLUMN"),
+        ({"format": "plain"}, "mismatch-cli import DUMP --columns {}=COLUMN"),
         ({"format": "record"}, "pass {}= to the recorder"),
         ({"format": "verl"}, "import a dump with {}s"),
     ],
