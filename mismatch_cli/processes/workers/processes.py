@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from signal import SIG_DFL, SIG_IGN, SIGINT, signal
 from threading import current_thread, main_thread
 from typing import Any
@@ -127,12 +128,24 @@ def processes(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
     try:
         yield reader
     except BaseException:
-        reader.pool.shutdown(wait=False, cancel_futures=True)
-        for worker in set(active_children()) - children_before:
-            worker.terminate()
+        _terminate(reader.pool, set(active_children()) - children_before)
         raise
     finally:
         reader.pool.shutdown()
+
+
+def _terminate(pool: ProcessPoolExecutor, workers: Collection[BaseProcess]) -> None:
+    """End the workers of a pool at once."""
+    results = pool._result_queue
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join()
+    # A worker that ended in the middle of a result leaves half of it in the pipe. The pool's thread
+    # would wait for the rest, and Python for the thread when it exits: now the pipe ends there.
+    if results is not None:
+        results._writer.close()  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -296,3 +296,25 @@ def _children(pid: int) -> list[int]:
         with suppress(psutil.Error):  # it has just ended
             found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
     return found
+
+
+def test_python_exits_after_workers_that_ended_in_the_middle_of_a_result(two_traces):
+    """A result of 300 MB takes longer to send than its worker has."""
+    script = """
+import sys
+from pathlib import Path
+from mismatch_cli.processes.workers import Workers
+from mismatch_cli.processes.workers.processes import processes
+from mismatch_cli.trace.reader import Trace
+if __name__ == "__main__":
+    traces = [Trace.open(Path(path)) for path in sys.argv[1:]]
+    with processes(Workers(2), traces) as reader:
+        results = [reader.pool.submit(bytes, 300_000_000) for _ in range(6)]
+        results[0].result()
+        raise SystemExit(7)
+"""
+    program = two_traces[0].folder.parent / "ends.py"
+    program.write_text(script)
+    folders = [trace.folder for trace in two_traces]
+    done = subprocess.run([sys.executable, program, *folders], timeout=60)
+    assert done.returncode == 7
