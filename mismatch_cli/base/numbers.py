@@ -97,16 +97,16 @@ def times(factor: float | str | None, between: Sequence[float] | None = None) ->
     resolution.
     """
     if between is not None and between[1] <= _LARGEST_FACTOR:
-        low, high = map(_two_digits, between)
+        low, high = map(two_digits, between)
         return f"{low}–{high} ×"
     if isinstance(factor, str):
         return "noise ≈ 0"  # the noise is below resolution, the value is not
     if factor is not None and factor > _LARGEST_FACTOR:
         return f"> {_LARGEST_FACTOR:,} ×"
-    return _with_unit(_two_digits(factor), "×")
+    return _with_unit(two_digits(factor), "×")
 
 
-def _two_digits(value: float | None) -> str:
+def two_digits(value: float | None) -> str:
     """A value to two digits; it is rounded first, or 9.96 would become 10.0."""
     if value is None:
         return MISSING

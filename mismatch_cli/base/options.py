@@ -196,7 +196,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, Collection[str]] | None:
-        """The word for what is chosen, and the names; None where there is no such list."""
+        """What the allowed values are called, and their names; None if any value is allowed."""
         if "choices" not in self.about:
             return None
         kind, names = self.about["choices"]

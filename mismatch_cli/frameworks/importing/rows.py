@@ -391,7 +391,7 @@ def _trained_nulls(column: pa.Array, mask: pa.Array) -> pa.Array:
 
 
 def _lacks(columns: Mapping[str, pa.Array], name: str, rows: int) -> np.ndarray:
-    """Which rows have no value in a column; all of them if there is no such column."""
+    """Which rows lack a value in a column: every row, if the column is absent."""
     if name not in columns:
         return np.ones(rows, dtype=bool)
     return _lists.is_null(columns[name])

@@ -78,7 +78,7 @@ def estimate_array(estimates: Iterable[MaybeEstimate]) -> np.ndarray:
             numbers.append((None, None, None))
         else:
             numbers.append((estimate.value, estimate.low, estimate.high))
-    # Without an estimate there is no row from which numpy could see the three columns.
+    # numpy gives an empty list the shape [0]; callers index columns.
     return np.array(numbers, dtype=np.float64).reshape(-1, 3)
 
 

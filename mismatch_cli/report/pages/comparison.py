@@ -264,18 +264,14 @@ def _times_larger(row: TraceDifference, key: str) -> MetricRow:
         return MetricRow(metric, numbers.MISSING, note=f"no gap in {row.trace}")
     interval = numbers.MISSING
     if factor.low is not None and factor.high is not None:
-        interval = f"[{_two_digits(factor.low)}, {_two_digits(factor.high)}]"
+        interval = f"[{numbers.two_digits(factor.low)}, {numbers.two_digits(factor.high)}]"
     return MetricRow(
         metric,
-        numbers.MISSING if factor.value is None else f"{_two_digits(factor.value)} ×",
+        numbers.MISSING if factor.value is None else f"{numbers.two_digits(factor.value)} ×",
         interval,
         note=factor.note or "",
         name=f"{metric.label}, {larger} / {smaller}",
     )
-
-
-def _two_digits(value: float) -> str:
-    return numbers.number(float(f"{value:.2g}"), 2)
 
 
 def _verdict(rows: Sequence[TraceDifference]) -> Verdict:

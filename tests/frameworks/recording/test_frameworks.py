@@ -202,25 +202,30 @@ def test_skyrl(monkeypatch, tmp_path):
     assert Trace.open(tmp_path / "recorded").manifest["config"]["sampling"] == {"temperature": 0.7}
 
 
+SLIME_ARGUMENTS = SimpleNamespace(
+    hf_checkpoint="some-model", rollout_temperature=1.0, rollout_top_p=1.0, bf16=True, fp16=False
+)
+
+
+def megatron(
+    monkeypatch, data_rank: int = 0, last_stage: bool = True, tensor_rank: int = 0
+) -> None:
+    """Stand in for Megatron's groups of ranks."""
+    mpu = SimpleNamespace(
+        is_pipeline_last_stage=lambda: last_stage,
+        get_tensor_model_parallel_rank=lambda: tensor_rank,
+        get_data_parallel_rank=lambda **_: data_rank,
+    )
+    stand_in(monkeypatch, "megatron.core", mpu=mpu)
+
+
 @pytest.mark.parametrize(("last_stage", "tensor_rank"), [(True, 0), (False, 0), (True, 1)])
 def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     """Each data-parallel rank has its own responses; of ranks with the same ones, one records."""
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
-    args = SimpleNamespace(
-        hf_checkpoint="some-model",
-        rollout_temperature=1.0,
-        rollout_top_p=1.0,
-        bf16=True,
-        fp16=False,
-    )
     record = adapter(monkeypatch, "slime")
     for rank in range(2):
-        mpu = SimpleNamespace(
-            is_pipeline_last_stage=lambda: last_stage,
-            get_tensor_model_parallel_rank=lambda: tensor_rank,
-            get_data_parallel_rank=lambda rank=rank, **_: rank,
-        )
-        stand_in(monkeypatch, "megatron.core", mpu=mpu)
+        megatron(monkeypatch, rank, last_stage, tensor_rank)
         data = {
             "tokens": [torch.tensor([5, 6, 11, 12, 90, 91, 13]), torch.tensor([7, 8, 9, 14, 15])],
             "response_lengths": [5, 2], "truncated": [0, 1],
@@ -232,7 +237,7 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
             "log_probs": [torch.tensor([-0.11, -0.21, 0, 0, -0.31]), torch.tensor([-0.41, -0.51])],
             "advantages": [torch.tensor([1.0] * 5), torch.tensor([-1.0] * 2)],
         }  # fmt: skip
-        record.record(args, 4, data)
+        record.record(SLIME_ARGUMENTS, 4, data)
     if not last_stage or tensor_rank:
         assert not (tmp_path / "run").exists()
         return
@@ -253,20 +258,8 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
 def test_slime_with_an_empty_response(monkeypatch, tmp_path):
     """The prompt of a response without tokens is not recorded as its response."""
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
-    mpu = SimpleNamespace(
-        is_pipeline_last_stage=lambda: True,
-        get_tensor_model_parallel_rank=lambda: 0,
-        get_data_parallel_rank=lambda **_: 0,
-    )
-    stand_in(monkeypatch, "megatron.core", mpu=mpu)
+    megatron(monkeypatch)
     record = adapter(monkeypatch, "slime")
-    args = SimpleNamespace(
-        hf_checkpoint="some-model",
-        rollout_temperature=1.0,
-        rollout_top_p=1.0,
-        bf16=True,
-        fp16=False,
-    )
     data = {
         "tokens": [torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 14, 15])],
         "response_lengths": [0, 2],
@@ -276,7 +269,7 @@ def test_slime_with_an_empty_response(monkeypatch, tmp_path):
         "rollout_log_probs": [torch.tensor([]), torch.tensor([-0.4, -0.5])],
         "log_probs": [torch.tensor([]), torch.tensor([-0.41, -0.51])],
     }
-    record.record(args, 4, data)
+    record.record(SLIME_ARGUMENTS, 4, data)
     for recorder in record._RECORDERS.values():
         recorder.close()
     assert [row["response_ids"] for row in rows_of(tmp_path / "run")] == [[14, 15]]
@@ -284,12 +277,7 @@ def test_slime_with_an_empty_response(monkeypatch, tmp_path):
 
 def test_the_hook_of_miles_passes_no_data(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
-    mpu = SimpleNamespace(
-        is_pipeline_last_stage=lambda: True,
-        get_tensor_model_parallel_rank=lambda: 0,
-        get_data_parallel_rank=lambda **_: 0,
-    )
-    stand_in(monkeypatch, "megatron.core", mpu=mpu)
+    megatron(monkeypatch)
     record = adapter(monkeypatch, "slime")
     record.record(SimpleNamespace())
     record.record(SimpleNamespace())
