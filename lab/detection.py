@@ -15,14 +15,16 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.faults import FAULTS, Fault, in_steps, planted
+from lab import faults as faults_of_numbers
+from lab import trainers_side
+from lab.faults import Fault, in_steps, planted
 from lab.pool import Pool, gather_tables
 from lab.variants import add_variants, model_at_hand
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Findings, diagnose, module
@@ -42,6 +44,7 @@ POOLS = {
     "topp": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p 0.9",
 }
 BROKEN_POOLS = ("f32", "bf16", "fp8")  # pools to plant faults into
+FAULTS = (*faults_of_numbers.FAULTS, *trainers_side.FAULTS)
 TOP_P = (0.99, 0.95, 0.9, 0.8)
 RESPONSES = 1024  # of a pool, from which trials draw
 UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
@@ -66,9 +69,15 @@ def main() -> None:
         "--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny"
     )
     parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--pools", nargs="*", default=list(POOLS), choices=POOLS, help="these")
     parser.add_argument("--json", type=Path, help="also write the counts here")
     options = parser.parse_args()
-    pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
+    faults = [fault for fault in FAULTS if options.only in fault.name]
+    variants = {name for fault in faults for name in fault.variants}
+    pools = {}
+    for name in options.pools:
+        used = variants if name in BROKEN_POOLS else ()
+        pools[name] = load_pool(options.folder, name, POOLS[name], used)
     rows: list[dict[str, Any]] = []
     if not options.only:
         print(
@@ -76,36 +85,34 @@ def main() -> None:
             "|---|---|---|---|---|---|",
             flush=True,
         )
-        share = options.healthy // (2 * len(POOLS))
+        share = options.healthy // (2 * len(pools))
         rows += [
-            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS
+            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in pools
         ]
     head = (
         "| fault | first cause | severity | right | of | instead, or in the set | others beside "
         "| which |"
     )
     print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
-    for fault in FAULTS:
-        if options.only in fault.name:
-            trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
-            rows += [fault_row(fault, severity, pools, trials) for severity in fault.severities]
-    for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
-        alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
-        if options.only in alone.name:
+    broken_pools = {name: pool for name, pool in pools.items() if name in BROKEN_POOLS}
+    for fault in faults:
+        trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
+        rows += [fault_row(fault, severity, broken_pools, trials) for severity in fault.severities]
+    for fault in faults:
+        if fault.check == "stale-weights":
+            alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
             rows += [
-                fault_row(alone, severity, pools, options.trials, earlier=False)
+                fault_row(alone, severity, broken_pools, options.trials, earlier=False)
                 for severity in fault.severities
             ]
-    rows += [
-        top_p_row(options.folder, top_p, options.trials)
-        for top_p in TOP_P
-        if options.only in "top-p"
-    ]
+    if options.only in "top-p":
+        rows += [top_p_row(options.folder, top_p, options.trials) for top_p in TOP_P]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
 
-def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None) -> Pool:
+def load_pool(folder: Path, name: str, flags: str, variants: Iterable[str]) -> Pool:
+    """A pool of healthy responses, recorded now unless it is kept, with some variants."""
     run = folder / name
     if not (run / "summary.json").exists():
         command = f"probe {_COMMON} {flags} --force --quiet --json --output {run}"
@@ -120,8 +127,7 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     pool = Pool.of(pa.concat_tables(trace.tables()), RESPONSES)
     pool.about = trace.manifest
     pool.sampling = trace.manifest["config"]["sampling"]
-    if name in BROKEN_POOLS if variants is None else variants:
-        add_variants(pool, trace, folder / f"{name}-variants")
+    add_variants(pool, trace, folder / f"{name}-variants", variants)
     return pool
 
 
@@ -233,7 +239,7 @@ def fault_row(
     """
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
-        name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
+        name, plain = list(pools)[trial % len(pools)], bool(trial // len(pools) % 2)
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K and not fault.top_k:
@@ -253,7 +259,7 @@ def fault_row(
 def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
     """Trials sampled with top-p by vLLM and scored without it: real on both sides."""
     flags = f"--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p {top_p:g}"
-    pool = load_pool(folder, f"cut{top_p:g}", flags, variants=False)
+    pool = load_pool(folder, f"cut{top_p:g}", flags, ())
     cache = folder / f"cut{top_p:g}-whole"
     add_variants(pool, Trace.open(folder / f"cut{top_p:g}"), cache, ["temperature1"])
     pool.use("temperature1")

@@ -39,6 +39,7 @@ class Pool:
     variants: dict[str, Scores] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)  # of the manifest
     about: dict[str, Any] = field(default_factory=dict)  # the manifest
+    adapter: str | None = None  # the folder of the trainer's, if it has one
 
     @classmethod
     def of(cls, table: pa.Table, most_responses: int | None = None) -> Pool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.faults import FAULTS
 from lab.pool import Pool, Scores
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.model import ModelAtHand
@@ -34,11 +33,11 @@ from mismatch_cli.trace.reader import Trace
 _TOKEN_BUDGET = 16384
 
 
-def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = ()) -> None:
-    """Add some variants, or all that faults use, scored in the dtype of the trace's trainer."""
+def add_variants(pool: Pool, trace: Trace, cache: Path, names: Iterable[str]) -> None:
+    """Add some variants, scored in the dtype of the trace's trainer."""
     manifest = trace.manifest
     model, dtype = manifest["trainer"]["model"], manifest["trainer"]["dtype"]
-    for name in names or _names():
+    for name in sorted(names):
         path = cache / f"{name}.npz"
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
@@ -50,21 +49,22 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = (
 
 def model_at_hand(pool: Pool, sample: Sample) -> ModelAtHand:
     """The model that scored a pool, with which `diagnose` can read responses again."""
-    who = pool.about["trainer"]
     keys = zip(
         *(pool.rows[name].tolist() for name in ("step", "prompt_id", "sample_index")), strict=True
     )
     prompts = {key: list(ids) for key, ids in zip(keys, pool.rows["prompt_ids"], strict=True)}
-    return ModelAtHand(sample, prompts, lambda: _scoring(who["model"], who["dtype"]))
+    return ModelAtHand(sample, prompts, lambda: scoring_model(pool))
+
+
+def scoring_model(pool: Pool) -> Trainer:
+    """The model that scored a pool, with the pool's adapter."""
+    trainer = pool.about["trainer"]
+    return _scoring_model(trainer["model"], trainer["dtype"], pool.adapter)
 
 
 @cache
-def _scoring(model: str, dtype: str) -> Trainer:
-    return Trainer.load(model, dtype=dtype, sampling=SamplingSettings())
-
-
-def _names() -> list[str]:
-    return sorted({name for fault in FAULTS for name in fault.variants})
+def _scoring_model(model: str, dtype: str, adapter: str | None) -> Trainer:
+    return Trainer.load(model, dtype=dtype, sampling=SamplingSettings(), adapter=adapter)
 
 
 def _score(name: str, pool: Pool, trace: Trace, model: str, dtype: str) -> dict[str, np.ndarray]:
