@@ -203,7 +203,7 @@ def _interrupted(arguments: Sequence[str]) -> int:
     if launched():
         return _INTERRUPTED
     sentence = "Interrupted."
-    if arguments and arguments[0] in ("probe", "curate", "rescore"):
+    if arguments and arguments[0] in ("probe", "curate", "rescore", "bisect"):
         sentence += f" {CAN_RESUME}"
     return _fail(sentence, _INTERRUPTED)
 
@@ -253,7 +253,7 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    if Command.debugging:
+    if Command.debugging and sys.exc_info()[0] is not None:
         traceback.print_exc()
     print(f"mismatch-cli: {visible(message)}", file=sys.stderr)
     return code

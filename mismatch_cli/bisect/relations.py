@@ -140,8 +140,7 @@ def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: flo
 
 def _stored_eps(tensor: Tensor) -> float:
     """ε of the dtype in which a tensor was saved: float32 weights may come from bfloat16 files."""
-    narrow = (torch.bfloat16, torch.float16)
-    fits = [d for d in narrow if torch.equal(tensor.to(d).to(tensor.dtype), tensor)]
+    fits = [d for d in _DTYPES if torch.equal(tensor.to(d).to(tensor.dtype), tensor)]
     return max(map(_eps, fits), default=_eps(tensor.dtype))
 
 

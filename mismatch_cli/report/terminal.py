@@ -178,6 +178,8 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
     while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
         columns = range(1, len(table.columns))
         may_go = [n for n in columns if table.columns[n].priority != Priority.ALWAYS]
+        if not may_go:
+            break
         hidden.append(table.columns[may_go[-1]].title)
         table = _without(table, may_go[-1])
     return table, hidden

@@ -510,6 +510,8 @@ def test_small_factors_and_one_element():
     assert (
         difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"
     )
+    in_fp8 = (fine * 1.5).to(torch.float8_e4m3fn).float()
+    assert difference(in_fp8, fine).relation == "scaled"
     assert difference(torch.tensor([1.5]), torch.tensor([1.0])).relation == "other"
 
 

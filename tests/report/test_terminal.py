@@ -70,6 +70,12 @@ def test_names_stay_even_if_nothing_else_fits():
     assert "outside 0.43 [0.8, 1.25]" in narrow
 
 
+def test_columns_that_all_must_stay_do_not_end_in_an_error_on_a_tiny_terminal():
+    always = [Column(word, priority=Priority.ALWAYS) for word in ("statuses", "remedies")]
+    table = Table("", (Column("metric", kind="text"), *always), (("outside", "exceeded", "none"),))
+    assert "outside" in "".join(shown(6, table).split())
+
+
 def test_a_line_of_context_has_no_half_of_an_id():
     """Tokens of a trace without a vocabulary show as ⟨id⟩."""
     around = "".join(f"⟨{token}⟩" for token in range(19_330, 19_370))

@@ -244,7 +244,8 @@ class Completer:
         if mask is None or mask.null_count:
             mask = all_true_where_null(mask, lengths_S)
             columns["loss_mask"] = mask
-        for name in {*TOKEN_COLUMNS, *TOPK_COLUMNS} & columns.keys():
+        # In the order of the table, not of a set: a report lists the notes as they were made.
+        for name in filter(columns.__contains__, (*TOKEN_COLUMNS, *TOPK_COLUMNS)):
             column = columns[name]
             is_float = pa.types.is_floating(column.type.value_type)
             if not is_float or not column.flatten().null_count:

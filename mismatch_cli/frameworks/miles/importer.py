@@ -175,9 +175,12 @@ def samples_of_columns(
                 sample[_SINGULAR.get(name, name)] = values[number]
     raw = columns.get("raw_reward")
     has_positions = columns.get("partition") is not None
-    if not has_positions and rollout and len(rollout) == len(raw or rollout):
+    # Not by truth: a dump may hold rewards as a tensor, which has none.
+    is_whole = raw is None or len(raw) in (0, len(rollout))
+    if not has_positions and rollout and is_whole:
         _take_positions(samples, rollout)
-        raw = raw or [sample.get("reward") for sample in rollout.values()]
+        if raw is None or not len(raw):
+            raw = [sample.get("reward") for sample in rollout.values()]
     return shared.with_raw_rewards(samples, raw)
 
 

@@ -237,14 +237,15 @@ def theory_section(result: ClippingResult) -> Section:
     if theory is None:
         return Section("Theory")
     words = _THEORY.format(seen=f"{theory.tv_max_of}; {theory.kl_max_of}")
-    # A lower bound below −ξ holds for every policy: it says nothing of this one.
+    # Rewards are between −ξ and ξ: a lower bound below −2ξ holds for every policy.
     vacuous = []
     for key in _BOUNDS:
         bound = value_of(theory.term(key)) or 0
-        if bound < -theory.xi:
+        if bound < -2 * theory.xi:
             vacuous.append(f"the {THEORY[key].label}")
     if vacuous:
-        words += f" Vacuous here, because no reward changes by more than ξ: {', '.join(vacuous)}."
+        names = ", ".join(vacuous)
+        words += f" Vacuous here, because no mean reward changes by more than 2ξ: {names}."
     rows = tuple(metric_row(metric, theory.term(key)) for key, metric in THEORY.items())
     groups = (MetricGroup("Terms of the bounds, over responses", rows),)
     return Section("Theory", words, groups=groups)

@@ -217,7 +217,7 @@ class TrainingAnalysis(Study):
         alike: dict[object, list[str]] = {}
         for name, runs in self.algorithms.items():
             # Without a gradient above 0 nothing was learned: such runs are equal for any algorithm.
-            if any(run.series(_GRAD_NORM).any() for run in runs):
+            if any((run.series(_GRAD_NORM) > 0).any() for run in runs):
                 updates = frozenset(map(_updates_of, runs))
                 alike.setdefault(updates, []).append(name)
         return [names for names in alike.values() if len(names) > 1]

@@ -292,6 +292,7 @@ def test_samples_are_told_apart_by_every_bit_of_their_log_mu():
         ([1.0, 2.0], {}, [2.0, 1.0]),
         (None, {}, [8.0, 7.0]),
         ([1.0, 2.0, 3.0], {}, [None, None]),
+        (torch.tensor([1.0, 2.0]), {}, [2.0, 1.0]),
         ([1.0, 2.0, 3.0], {"partition": [0, 2]}, [1.0, 3.0]),
     ],
 )
