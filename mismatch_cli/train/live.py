@@ -65,8 +65,9 @@ class Pace:
 
     def __init__(self, config: TrainConfig) -> None:
         self._steps = config.steps
-        every = {"evaluate": config.evaluation.every, "checkpoint": config.checkpoint_every}
-        self._every = {name: steps for name, steps in every.items() if steps}
+        # Without an interval only the last step is evaluated.
+        evaluate_every = config.evaluation.every or config.steps
+        self._every = {"evaluate": evaluate_every, "checkpoint": config.checkpoint_every}
         self._seconds_of: list[Mapping[str, float]] = []  # by phase, of each step that is done
         self._before = 0  # steps before the first one seen
 

@@ -8,13 +8,14 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, suggest
+from mismatch_cli.base.options import values_by_key
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import MergedAdapter, save_adapter, start_lora, target_names
 from mismatch_cli.models.attention import attention_warning
@@ -119,8 +120,9 @@ class RunInProgress:
     def _check_same(self) -> None:
         """Check that settings, problems and libraries are the same on every rank."""
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
+        settings = values_by_key(self.config)
         self.world.check_same(
-            [*asdict(self.config).items(), ("problems", problems), *library_versions().items()]
+            [*settings.items(), ("problems", problems), *library_versions().items()]
         )
 
     def _load(self, algorithm: Algorithm) -> None:

@@ -210,7 +210,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
      "2 ranks cannot form engines of 3 (--tensor-parallel): add --nproc 3, or"),
     (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
     (("probe", "--sharded"), "Set how many with --nproc"),
-    (("train", "--cpu-offload"), "--cpu-offload needs a model"),
+    (("train", "--cpu-offload"), "cpu_offload needs a model"),
 ]  # fmt: skip
 
 
