@@ -14,7 +14,8 @@ _WIDEST = 92  # characters of the line that is shown
 _AROUND = 30  # of them before the first word
 # What a word counts by where it is: in the name of a page, its title, a heading, the text
 _NAME, _TITLE, _HEADING, _TEXT = 8.0, 4.0, 2.0, 1.0
-_TABLES, _OF_TABLES = ("constants", "json/", "options/"), 0.6  # lists of names, not explanations
+_TABLES = ("constants", "findings", "json/", "options/")  # lists of names, not explanations
+_OF_TABLES = 0.6
 _TOGETHER = 2.0  # words on one line
 _HALF_REPEATED = 3  # occurrences that make half of what any number of them adds
 _WORST = 0.4  # of the best page's score: pages below it are not listed

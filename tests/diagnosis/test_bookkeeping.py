@@ -217,7 +217,7 @@ def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
     ],
 )  # fmt: skip
 def test_a_penalty_is_found_from_the_limits_of_the_guide_on(monkeypatch, nats, z, explains, status):
-    """0.01 nats, z > 6, a fifth of the gap: docs/diagnose.md."""
+    """0.01 nats, z > 6, a fifth of the gap: docs/constants.md."""
     d_N = np.full(100, 0.1)
     fit = repetition_penalty.PenaltyFit(nats, abs(nats / z), (1 - explains) * d_N, "a table")
     monkeypatch.setattr(repetition_penalty, "from_topk", lambda _: fit)

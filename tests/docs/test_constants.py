@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.paths import DOCS, PACKAGE
 
@@ -17,6 +18,7 @@ FILES = (
     *(f"metrics/{name}.py" for name in ("logit_steps", "own_scale", "lattice", "estimate")),
 )
 SHOWS = {"commands", "live_view.py"}  # of a program: what is typed and printed
+FIND = {"diagnosis/by_step.py"}  # what the checks of steps share
 # In a comparison: none, one, and two of something; a probability or share of one half
 PLAIN = {0, 1, 2, 0.5}
 
@@ -54,19 +56,81 @@ def is_number(value: ast.expr) -> bool:
     )
 
 
-def test_every_constant_that_decides_is_in_the_inventory_with_its_value():
-    listed: dict[str, list[tuple[str, str]]] = {}
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if heading := re.match(r"### `(.+)`", line):
+# On the page: the lines of a file, what a line decides, its items, and in these names with values
+_LINE = re.compile(r"\* (?:(?P<decides>[^:`]+|`reading-tokens`): )?(?P<items>`.*|[^:]+ `.*)")
+_PAIR = re.compile(r"`(_?[A-Z][A-Z0-9_]*)` `([^`]+)`")
+_NOTE = re.compile(r" \[(?P<note>[^\]]+)\]$")
+NOTHING = "–"
+ABSOLUTE = re.compile(r"\b(?:nats|logits?|relative|seconds)\b")
+
+
+class Constant(NamedTuple):
+    """A constant as the page has it; `unit` and `decides` are empty where it decides nothing."""
+
+    name: str
+    value: str
+    unit: str
+    decides: str
+    note: str
+
+
+def inventory() -> dict[str, list[Constant]]:
+    """The constants of each file that has a heading."""
+    listed: dict[str, list[Constant]] = {}
+    for text in PAGE.read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"### `(.+)`", text):
             listed[heading[1]] = []
-        elif row := re.match(r"\| `(\w+)` \| `(.+?)` \| [^|]+ \| [^|]+ \| (yes|no)", line):
-            listed[list(listed)[-1]].append((row[1], row[2]))
+        elif text.startswith("* "):
+            line = _LINE.fullmatch(text)
+            assert line, text
+            decides = line["decides"] or "found"
+            for item in line["items"].split(" · "):
+                listed[list(listed)[-1]] += constants_of(item, decides)
+    return listed
+
+
+def constants_of(item: str, decides: str) -> Iterator[Constant]:
+    """One or several constants that share a unit, which follows the last of them."""
+    note = _NOTE.search(item)
+    body = _NOTE.sub("", item)
+    pairs = list(_PAIR.finditer(body))
+    assert pairs, item
+    unit = body[pairs[-1].end() :].strip()
+    if decides == NOTHING:
+        assert not unit and not note, item
+    else:
+        assert re.search(r"[\w×]", unit) and "`" not in unit, f"no unit: {item}"
+    for pair in pairs:
+        yield Constant(*pair.groups(), unit, decides, note["note"] if note else "")
+
+
+def test_every_constant_that_decides_is_in_the_inventory_with_its_value():
+    listed = {
+        file: sorted((each.name, each.value) for each in found)
+        for file, found in inventory().items()
+    }
     written = {}
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
-        if found := list(constants(ast.parse(path.read_text(encoding="utf-8")))):
+        if found := sorted(constants(ast.parse(path.read_text(encoding="utf-8")))):
             written[name] = found
     assert listed == written
+
+
+def test_without_words_for_what_it_decides_a_constant_is_of_a_check():
+    for file, found in inventory().items():
+        assert (
+            file.startswith("diagnosis/checks/")
+            or file in FIND
+            or not any(each.decides == "found" for each in found)
+        ), file
+
+
+def test_what_is_not_free_of_scale_says_why_it_is_harmless():
+    for file, found in inventory().items():
+        for each in found:
+            harmless = re.match(r"! \w", each.note)
+            assert not ABSOLUTE.search(each.unit) or harmless, f"{file}: {each.name}"
 
 
 def test_no_comparison_hides_a_number():

@@ -152,13 +152,17 @@ _SPREADS = (
 
 
 def findings() -> str:
-    """What `diagnose` prints for each check, in the order in which it looks."""
+    """What to change for each finding of `diagnose`, in the order in which it looks.
+
+    Of what the command prints: the first sentence, without asides of more than six words.
+    """
     checks = [registry.load(CHECKS, name, "check") for name in registry.names(CHECKS)]
-    rows = [
-        [c.TITLE, c.CAUSE, c.CHANGE, c.SOURCE]
-        for c in sorted(checks, key=lambda check: (check.STAGE, check.NAME))
-    ]
-    return table("| finding | likely cause | what to change | seen in |", rows)
+    rows = []
+    for c in sorted(checks, key=lambda check: (check.STAGE, check.NAME)):
+        change = re.sub(r" \((\S+ ){6,}\S+\)", "", c.CHANGE)
+        first, *_ = re.split(r"(?<=\.) (?=[A-Z])", change)
+        rows.append([c.TITLE, f"`{c.NAME}`", str(c.STAGE), first])
+    return table("| finding | name | stage | what to change |", rows)
 
 
 def columns() -> str:
@@ -170,7 +174,7 @@ def columns() -> str:
     return table("| column | type | meaning |", rows)
 
 
-NORMAL, KNOBS = DOCS / "normal.md", DOCS / "which-knob.md"
+NORMAL, KNOBS, FINDINGS = (DOCS / f"{name}.md" for name in ("normal", "which-knob", "findings"))
 ROUTES, SCHEMA, SUMMARY = (
     DOCS / "json" / f"{name}.md" for name in ("routing", "schema", "summary")
 )
@@ -187,7 +191,7 @@ PARTS = {
     (SUMMARY, "metrics"): lambda: metrics(METRICS),
     (ROUTES, "routing"): lambda: metrics(ROUTING),
     (NORMAL, "rosetta"): rosetta,
-    (KNOBS, "findings"): findings,
+    (FINDINGS, "findings"): findings,
 }
 
 
