@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -90,9 +91,12 @@ def tracked() -> list[Path]:
             ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.split()
     else:
-        names = [
-            str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if ".venv" not in path.parts
-        ]
+        ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+        names = []
+        for path in ROOT.rglob("*"):
+            inside = path.relative_to(ROOT)
+            if not any(fnmatch(inside.parts[0], pattern) for pattern in ignored):
+                names.append(str(inside))
     return [
         ROOT / n
         for n in names
