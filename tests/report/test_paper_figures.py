@@ -19,15 +19,13 @@ def test_the_plots_exist():
 
 
 def test_the_guide_lists_every_figure_of_the_paper():
-    rows = dict(re.findall(r"^\| `(paper-[\d, `a-z-]+)` \| (.+) \|$", GUIDE, re.MULTILINE))
-    listed = {}
-    for names, cells in rows.items():
-        for name in names.replace("`", "").split(", "):
-            listed[name] = cells
-    expected = {}
-    for name, figure in PAPER_FIGURES.items():
-        expected[name] = f"{figure.shows} | {', '.join(f'`{plot}`' for plot in figure.plots)}"
-    assert listed == expected
+    """In brackets behind a plot: the figures of the paper that it draws."""
+    listed = {
+        (f"paper-{number}", plot)
+        for plot, numbers in re.findall(r"`([a-z-]+)` \(([\d, ]+)\)", GUIDE)
+        for number in numbers.split(", ")
+    }
+    assert listed == {(name, plot) for name, of in PAPER_FIGURES.items() for plot in of.plots}
 
 
 def test_the_guide_lists_every_plot_that_report_draws():
