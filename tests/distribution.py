@@ -20,7 +20,10 @@ from trove_classifiers import classifiers
 
 from tests.paths import PACKAGE, ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = _PYPROJECT["project"]
+# The address of the repository, which is spelled nowhere else
+REPOSITORY: str = _PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 OWNER = re.compile(r"\bOWNER\b")  # until the repository has one
 CACHES = re.compile(
     r"(^|/)(__pycache__|\.[a-z]+_cache|\.hypothesis|\.venv|\.git|dist|build|[^/]+\.egg-info)/|\.py[cod]$"
@@ -85,8 +88,8 @@ def may_be_released(metadata: Metadata, tag: str) -> list[str]:
         != metadata.version,
         f"CITATION.cff names {cited['version']} of {cited['date-released']}, CHANGELOG.md "
         f"{version} of {day}": ((cited["version"], cited["date-released"]) != (version, day)),
-        "pyproject.toml still names OWNER: docs/maintaining.md, Releasing": any(
-            map(OWNER.search, PROJECT["urls"].values())
+        "pyproject.toml still names OWNER: docs/maintaining.md, Releasing": (
+            OWNER.search(REPOSITORY) is not None
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -114,16 +114,13 @@ def test_its_tests_run_where_it_is_unpacked(built, tmp_path):
 
 def test_a_tag_must_be_that_of_the_version(built, monkeypatch):
     metadata = check(built)
-    owned = {
-        name: url.replace("OWNER", "somebody") for name, url in distribution.PROJECT["urls"].items()
-    }
-    monkeypatch.setitem(distribution.PROJECT, "urls", owned)
+    monkeypatch.setattr(
+        distribution, "REPOSITORY", distribution.REPOSITORY.replace("OWNER", "somebody")
+    )
     assert may_be_released(metadata, f"v{metadata.version}") == []
     assert [why.split(":")[0] for why in may_be_released(metadata, "v9.0.0")] == [
         f"the tag is v9.0.0, the version {metadata.version}"
     ]
     monkeypatch.setattr(distribution, "latest_release", lambda: ("9.0.0", date(2030, 1, 1)))
-    monkeypatch.setitem(
-        distribution.PROJECT, "urls", {"Source": "https://github.com/OWNER/mismatch-cli"}
-    )
+    monkeypatch.setattr(distribution, "REPOSITORY", "https://github.com/OWNER/mismatch-cli")
     assert len(may_be_released(metadata, f"v{metadata.version}")) == 3

@@ -153,7 +153,7 @@ class BisectConfig(RecordingSettings):
         path = Path(self.trace).expanduser()
         if path.exists():
             return (path / "config.json").is_file() and not (path / FILE_NAME).is_file()
-        # OWNER/NAME is a model of the hub, unless OWNER is a folder: then NAME is mistyped.
+        # AUTHOR/NAME is a model of the hub, unless AUTHOR is a folder: then NAME is mistyped.
         is_hub_name = not path.is_absolute() and self.trace.count("/") == 1
         return is_hub_name and not path.parent.is_dir() and self.trace not in bundled_names()
 

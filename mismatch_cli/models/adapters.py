@@ -354,7 +354,7 @@ def _merge_head(model: Any) -> None:
 def _local_folder(name: str) -> Path | None:
     """The local folder of an adapter; None for a name on the hub."""
     path = Path(name).expanduser()
-    # A name on the hub is OWNER/NAME.
+    # A name on the hub is AUTHOR/NAME.
     if not (path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1):
         return None
     if not (path / _CONFIG).is_file():

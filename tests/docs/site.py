@@ -20,6 +20,7 @@ import time
 import tomllib
 from pathlib import Path
 
+from tests.distribution import REPOSITORY
 from tests.docs.pages import DOCS, MADE, ROOT, text_of
 
 SITE, CONFIG = ROOT / "site", ROOT / "zensical.toml"
@@ -30,7 +31,6 @@ _BESIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "lab/README.md": "project/benchmarks.md",
-    "lab/LOG.md": "project/log.md",
     "sample_data/README.md": "project/sample-data.md",
 }
 _MAKER = "mismatch_cli/app/guide_pages.py"  # of pages without a file
@@ -63,7 +63,6 @@ def staged(page: str, places: dict[str, str]) -> str:
     in the repository.
     """
     text = text_of(ROOT / page)
-    repository = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["repo_url"]
 
     def led(link: re.Match[str]) -> str:
         name, mark, fragment = link[2].partition("#")
@@ -78,7 +77,7 @@ def staged(page: str, places: dict[str, str]) -> str:
             )
         else:
             assert (ROOT / file).exists(), f"{page} links to {link[2]}"
-            target = f"{repository}/blob/main/{file}"
+            target = f"{REPOSITORY}/blob/main/{file}"
         return f"{link[1]}{target}{mark}{fragment}{link[3]}"
 
     parts = _FENCE.split(text)
@@ -119,12 +118,17 @@ def put_together(folder: Path) -> Path:
         sorted(set(nav) - set(places.values())),
     )
     assert not unnamed and not absent, f"nav of zensical.toml lacks {unnamed}, names {absent}"
-    assert 'custom_dir = "docs/theme"' in config
+    for named_here, given in {
+        'custom_dir = "docs/theme"': f'custom_dir = "{DOCS / "theme"}"',
+        "[project]\n": f'[project]\nrepo_url = "{REPOSITORY}"\n',
+    }.items():
+        assert config.count(named_here) == 1
+        config = config.replace(named_here, given)
     written = {f"docs/{place}": staged(page, places).encode() for page, place in places.items()}
     written |= {
         f"docs/images/{path.name}": path.read_bytes() for path in (DOCS / "images").iterdir()
     }
-    written[CONFIG.name] = config.replace('"docs/theme"', f'"{DOCS / "theme"}"').encode()
+    written[CONFIG.name] = config.encode()
     for name, content in written.items():
         path = folder / name
         # What serves looks at what is written

@@ -12,7 +12,7 @@ import typer
 
 from mismatch_cli.app.cli import COMMANDS, build_app
 from mismatch_cli.app.guide_pages import options_page
-from mismatch_cli.app.help import help_line, summary
+from mismatch_cli.app.help import help_line
 from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, is_renewed, renewed
 
@@ -27,9 +27,9 @@ def the_command(name: str) -> Any:
 
 
 def contents() -> str:
-    """The commands with the first sentence of their help, each linked to its page."""
-    rows = [f"| [{name}]({name}.md) | {summary(the_command(name).callback)} |" for name in IN_ORDER]
-    return "\n".join(["| command | |", "|---|---|", *rows]) + "\n"
+    """The commands in the order of `--help`, which says what each does, linked to their pages."""
+    links = ", ".join(f"[{name}]({name}.md)" for name in IN_ORDER)
+    return f"All commands, as `mismatch-cli --help` explains them: {links}.\n"
 
 
 @pytest.mark.parametrize("name", NAMES)

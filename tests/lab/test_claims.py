@@ -17,7 +17,7 @@ def test_every_program_is_named_and_every_command_runs_one() -> None:
         for path in LAB.glob("*.py")
         if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     }
-    assert set(re.findall(r"python -m lab\.(\w+)", text)) == programs
+    assert set(re.findall(r"\| `lab\.(\w+)", text)) == programs
 
 
 def test_every_claim_has_a_figure_a_command_a_date_and_a_machine() -> None:
