@@ -1,4 +1,4 @@
-"""The run of a framework that a tutorial tells its reader to record: the bundled training run, as
+"""The run of a framework that a tutorial asks its reader to record: the bundled training run, as
 that framework would have it, recorded or dumped with the lines and settings of the page.
 """
 
