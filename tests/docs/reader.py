@@ -22,7 +22,6 @@ import typer
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.places import bundled
-from mismatch_cli.trace.reader import Trace
 from tests.docs.pages import ROOT, Change, File, additions
 
 _GROUP = typer.main.get_command(build_app())
@@ -83,7 +82,6 @@ RUNS = (
 PROBLEMS = ("problems.jsonl", "math.jsonl", "tasks.jsonl", "aime.jsonl")
 PROBLEMS += ("curate-checkpoint/perfectible.jsonl", "curate-model/perfectible.jsonl")
 DUMPS = ("run/token_exports", "runs/math/token_exports")
-NEMO_RL = "logs/exp_001"
 FILES = {
     "my_reward.py": "def score(response, answer):\n    return float(answer in response)\n",
     "my_mask.py": (
@@ -122,8 +120,6 @@ def things(line: str, made: Path) -> None:
         put(name, bundled("dumps") / "token_exports", shutil.copytree)
     for name in (*TRAINING_RUNS, *RUNS):
         put(name, bundled("traces") / ("fp8-kv" if name in TRAINING_RUNS else "float32"), _as_run)
-    if named(NEMO_RL):
-        _nemo_rl(Path(NEMO_RL))
     if named("lora"):
         put("lora", _adapter(made / "lora"), _linked)
     for name, content in FILES.items():
@@ -146,21 +142,6 @@ def _first_problems(source: Path, path: Path) -> None:
 
 def _as_run(trace: Path, run_folder: Path) -> None:
     _linked(trace, run_folder / "trace")
-
-
-def _nemo_rl(folder: Path) -> None:
-    """The bundled training run as NeMo-RL logs its batches."""
-    from tests.frameworks.importing.layouts import nemo_rl
-
-    rows = [
-        row for table in Trace.open(bundled("traces/fp8-kv")).tables() for row in table.to_pylist()
-    ]
-    folder.mkdir(parents=True)
-    for step in sorted({row["step"] for row in rows}):
-        nemo_rl(
-            folder / f"train_data_step{step + 1}.jsonl",
-            [row for row in rows if row["step"] == step],
-        )
 
 
 @cache

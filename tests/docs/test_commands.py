@@ -30,6 +30,7 @@ from tests.docs.reader import (
     varies,
     without_comment,
 )
+from tests.docs.recorded import record_the_run
 from tests.docs.shared_vllm import SharedVllm
 from tests.looped import looped
 
@@ -86,6 +87,7 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
     if not has_avx512 and any(_FP8_CACHE in line for line in typed_on(page)):
         pytest.skip("vLLM's fp8 KV cache on a CPU needs AVX-512")
     typed: set[str] = set()
+    has_recorded = record_the_run(page)
     for step in steps(page):
         if isinstance(step, File):
             save(step, tmp_path)
@@ -93,7 +95,7 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
             things(step.text, made)
             where = f"{page.name}, line {step.number}: {step.text}"
             line = without_comment(step.text)
-            ran = _typed_once(line, made, again=line in typed)
+            ran = _typed_once(line, made, again=has_recorded or line in typed)
             typed.add(line)
             assert ran.code == step.code, f"{where}\nexit code {ran.code}\n{ran.text}"
             lost = missing(step.shown, ran.text, loosely=varies(step.text))
@@ -153,6 +155,7 @@ def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
             made.mkdir()
             where = checkout(page, Path(temporary, "checkout")) if additions(page) else None
             sit_down(folder, patch)
+            record_the_run(page)
             text = page.read_text(encoding="utf-8")
             for step in steps(page):
                 if isinstance(step, File):

@@ -27,7 +27,7 @@ FILES = (
     "August 2026 token_exports/step_N/rank_R.jsonl"
 )
 ENABLE = (
-    "the file monitor (monitors.file; its float_decimals = None keeps every digit); before: "
+    'the file monitor (monitors.file; its float_decimals = "None" keeps every digit); before: '
     "trainer.enable_token_export = true"
 )
 PI = "trainer"

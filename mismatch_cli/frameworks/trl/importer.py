@@ -22,7 +22,7 @@ TITLE = "TRL's GRPO batches"
 FILES = "*.jsonl, *.parquet"
 ENABLE = (
     "mismatch_cli.frameworks.trl.record writes a trace; TRL itself saves no token ids (mismatch-cli "
-    "guide record)"
+    "guide trl)"
 )
 SAVES_IDS = False
 PI = "recomputed"
@@ -76,7 +76,7 @@ def blocks(
         raise MismatchError(
             f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of "
             "the rollout engine only where vLLM samples. Train with use_vllm=True; see "
-            "mismatch-cli guide record."
+            "mismatch-cli guide trl."
         )
 
 

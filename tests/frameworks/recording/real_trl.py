@@ -19,7 +19,12 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.models.torch_settings import prepare_imports
-from tests.frameworks.recording.test_trl import BATCHES, LOGGED, run_the_lines_of_the_page
+from tests.frameworks.recording.test_trl import (
+    BATCHES,
+    LOGGED,
+    TUTORIAL,
+    run_the_lines_of_the_page,
+)
 from tests.paths import ROOT
 from tests.studies.compared import rows_of
 
@@ -81,9 +86,9 @@ def train(folder: Path) -> Trained:
         batches.append(sample(inputs)) or batches[-1]
     )
     with contextlib.chdir(folder):
-        run_the_lines_of_the_page("TRL", trainer=trainer)
+        run_the_lines_of_the_page(*TUTORIAL, trainer=trainer)
     return Trained(
-        folder / "recorded", [row for row in trainer.state.log_history if "reward" in row], batches
+        folder / "run", [row for row in trainer.state.log_history if "reward" in row], batches
     )
 
 

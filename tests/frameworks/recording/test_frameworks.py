@@ -69,6 +69,28 @@ class FakeTrainer:
         self.ended = True
 
 
+def registry_of_verl(
+    monkeypatch: pytest.MonkeyPatch,
+    queue: dict[str, Any],
+    external: str = "mismatch_cli.frameworks.verl.recorder",
+) -> dict[str, Any]:
+    """A stand-in for verl's trainers by mode, after it has imported an external module; `queue`
+    is the columns of a batch.
+    """
+    registry: dict[str, Any] = {"sync": FakeTrainer}
+    stand_in(monkeypatch, "transfer_queue", kv_batch_get=lambda *_: queue)
+    base = stand_in(
+        monkeypatch,
+        "verl.trainer.ppo.v1.trainer_base",
+        TRAINER_REGISTRY=registry,
+        register_trainer=lambda name: lambda trainer: registry.setdefault(name, trainer),
+    )
+    stand_in(monkeypatch, "verl.trainer.ppo.v1", trainer_base=base)
+    monkeypatch.delitem(sys.modules, external, raising=False)
+    importlib.import_module(external)
+    return registry
+
+
 def verl_trainer(
     monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any
 ) -> tuple[Any, Any]:
@@ -83,17 +105,7 @@ def verl_trainer(
         name: SimpleNamespace(unbind=lambda values=values: values)
         for name, values in columns.items()
     }
-    registry: dict[str, Any] = {"sync": FakeTrainer}
-    stand_in(monkeypatch, "transfer_queue", kv_batch_get=lambda *_: data)
-    base = stand_in(
-        monkeypatch,
-        "verl.trainer.ppo.v1.trainer_base",
-        TRAINER_REGISTRY=registry,
-        register_trainer=lambda name: lambda trainer: registry.setdefault(name, trainer),
-    )
-    stand_in(monkeypatch, "verl.trainer.ppo.v1", trainer_base=base)
-    adapter(monkeypatch, "verl")
-    made = registry["sync_recorded"]()
+    made = registry_of_verl(monkeypatch, data)["sync_recorded"]()
     actor = SimpleNamespace(
         rollout=SimpleNamespace(name="vllm", dtype="bfloat16", temperature=0.8),
         model=SimpleNamespace(path="some-model"),
@@ -187,7 +199,9 @@ def test_skyrl(monkeypatch, tmp_path):
     recordings: list[Any] = []
     adapter(monkeypatch, "skyrl")
     monkeypatch.chdir(tmp_path)
-    run_the_lines_of_the_page("SkyRL", trainer=SimpleNamespace(add_callback=recordings.append))
+    run_the_lines_of_the_page(
+        "record.md", "SkyRL", trainer=SimpleNamespace(add_callback=recordings.append)
+    )
     (recording,) = recordings
     recording.on_train_end(None, None, None)  # a run without a step
     step = SimpleNamespace(global_step=3, batch=batch)

@@ -22,6 +22,7 @@ from tests.studies.compared import rows_of
 
 MODEL = ROOT / "sample_data/model"
 BATCHES = Path(__file__).parent / "trl_batches.npz"
+TUTORIAL = ("tutorials/trl.md", "2. Record the run")
 # The metrics that TRL logged with the batches; clips need the trainer as it is in the update
 LOGGED = tuple(
     line.name for line in dialects.lines("trl") if line.compares == "recomputed / rollout"
@@ -65,11 +66,15 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
     return made
 
 
-def run_the_lines_of_the_page(heading: str, **given: Any) -> None:
-    """Run the lines from docs/record.md, with what a reader already has in `given`."""
-    text = (DOCS / "record.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
-    lines = text.partition("```python\n")[2].partition("```")[0].splitlines()
-    exec("\n".join(line for line in lines if "(...)" not in line), given)
+def run_the_lines_of_the_page(page: str, heading: str, **given: Any) -> None:
+    """Run the lines below a heading of the guide, with what a reader already has in `given`."""
+    text = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    run_the_lines_of(text.partition("```python\n")[2].partition("```")[0], **given)
+
+
+def run_the_lines_of(block: str, **given: Any) -> None:
+    """Run the lines of a block, without those that make what is `given`."""
+    exec("\n".join(line for line in block.splitlines() if "(...)" not in line), given)
 
 
 def recorded(
@@ -85,8 +90,8 @@ def recorded(
 
 def test_the_lines_of_the_guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_the_lines_of_the_page("TRL", trainer=trainer(batches()))
-    assert Trace.open(tmp_path / "recorded").num_responses == 32
+    run_the_lines_of_the_page(*TUTORIAL, trainer=trainer(batches()))
+    assert Trace.open(tmp_path / "run").num_responses == 32
 
 
 def test_its_dialect_reports_what_trl_logged(tmp_path):
