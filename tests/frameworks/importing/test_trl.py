@@ -198,7 +198,7 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     found = batch(real_rows(2))
     del found["sampling_per_token_logps"]
     with pytest.raises(
-        MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"
+        MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide trl"
     ):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     # Added by hand: not a name of TRL's
