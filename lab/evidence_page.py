@@ -230,34 +230,20 @@ def predictions() -> list[Prediction]:
 
 
 def tables(evidence: Evidence) -> Iterator[str]:
-    """The predictions with what came out, every part that has runs, and the dose."""
+    """The predictions with what came out, the cells that have runs, and the figures."""
     rows = [prediction.row(evidence) for prediction in predictions()]
     yield _table(["claim", "comparison", "predicted", "came out", "verdict"], rows)
-    for part, title in _TITLES.items():
-        if cells := evidence.cells(part):
-            yield f"### {title}"
-            yield f"![{title}: reward by step](images/evidence-{part}.png)"
-            yield _table(_HEAD, [_row(evidence, cell) for cell in cells])
-    if doses := evidence.doses():
-        yield "### The difference against what GRPO blocks"
-        yield "![DPPO − GRPO against the rare tokens that GRPO blocks](images/evidence-dose.png)"
-        yield _table(
-            ["part", "updates", f"GRPO: {_BLOCKED}", "DPPO − GRPO"],
-            [
-                [
-                    cell.part,
-                    str(cell.updates),
-                    _percent(evidence.level(cell, blocked_rare)),
-                    _interval(ahead),
-                ]
-                for cell, ahead in doses
-            ],
-        )
+    parts = {part: cells for part in _TITLES if (cells := evidence.cells(part))}
+    yield _table(_HEAD, [_row(evidence, cell) for cells in parts.values() for cell in cells])
+    for part in parts:
+        yield f"![{_TITLES[part]}: reward by step](images/evidence-{part}.png)"
+    if evidence.doses():
+        yield "![DPPO − GRPO by the rare tokens that GRPO blocks](images/evidence-dose.png)"
 
 
 _HEAD = [
-    "algorithm", "updates", "mean reward", "each seed", "last step", "blocked, %", _BLOCKED,
-    "bad updates, % of A < 0", "s a step",
+    "part", "updates", "algorithm", "mean reward", "each seed", "last step", "blocked, %",
+    "`blocked_rare`, %", "bad updates, % of A < 0",
 ]  # fmt: skip
 
 
@@ -268,24 +254,18 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
         for measure in (_mean("blocked"), blocked_rare, _mean("bad_over_negative"))
     ]
     return [
-        cell.algorithm,
+        cell.part,
         str(cell.updates),
+        cell.algorithm,
         _interval(evidence.level(cell, area)),
         ", ".join(f"{run.seed}: {_plain(area(run))}" for run in runs),
         _interval(evidence.level(cell, lambda run: float(run.series("reward")[-1]))),
         *shares,
-        f"{np.mean([_seconds(run) for run in runs]):.0f}",
     ]
 
 
 def _mean(key: str) -> Measure:
     return lambda run: run.mean(key)
-
-
-def _seconds(run: TrainingRun) -> float:
-    """Of a step without its evaluation, mean over the steps."""
-    phases = [record["seconds"] for record in run.records]
-    return float(np.mean([sum(taken.values()) - taken.get("evaluate", 0.0) for taken in phases]))
 
 
 def _plain(value: float | None) -> str:

@@ -5,7 +5,14 @@ folder.
 
 `stories.jsonl` has 240 problems of one step with small numbers; `last_number.py` rewards a response
 whose last number is the answer. SmolLM2-135M solves one in twenty, and learns most of them in a
-quarter of an hour: see docs/train.md.
+quarter of an hour:
+
+    make real-model
+    export MISMATCH_LORA_RANK=16 MISMATCH_LORA_ALPHA=32 MISMATCH_EVAL_SAMPLES=1
+    mismatch-cli train --model .real-model --dataset stories/stories.jsonl \\
+        --reward stories/last_number.py:last_number --lora --learning-rate 5e-4 \\
+        --prompts-per-step 8 --samples-per-prompt 8 --max-tokens 32 --minibatches 2 \\
+        --eval-every 20 --trace-every 20 --steps 40 -o stories/run
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
 
 
 def test_the_settings_of_an_adapter_are_documented():
-    text = (DOCS / "train.md").read_text(encoding="utf-8")
+    text = (DOCS / "training-runs.md").read_text(encoding="utf-8")
     for name in by_key(TrainConfig):
         if name.startswith("lora"):
             assert f"`{name}`" in text, name

@@ -2,7 +2,7 @@
 
 All else is the launcher's own: torch's agent begins, watches, signals and restarts what are its
 children. What stands in for a fork here, `python -m mismatch_cli` as a new process, is what
-`test_ctrl_c_ends_ranks_that_have_just_begun` and the line of docs/train.md with `--nproc` do.
+`test_ctrl_c_ends_ranks_that_have_just_begun` and the `--nproc` line of docs/training-runs.md do.
 """
 
 from __future__ import annotations
