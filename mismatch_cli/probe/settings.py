@@ -241,7 +241,7 @@ class ScorerSettings:
     )
     attn: str | None = of_trainer(
         None,
-        "Trainer's attention: sdpa, eager, flash_attention_2, …",
+        "Trainer's attention, such as sdpa, eager or flash_attention_2.",
         flag=False,
         metavar="NAME",
         completes=attention.USUAL,
@@ -251,7 +251,7 @@ class ScorerSettings:
     replay_routes: bool = of_trainer(False, "MoE: use the engine's experts (R3).")
     device_map: str | None = of_trainer(
         None,
-        "Trainer's device: auto, cuda:1, cpu, …",
+        "Trainer's device, such as auto, cuda:1 or cpu.",
         flag=False,
         changeable=True,
         metavar="DEVICE",
