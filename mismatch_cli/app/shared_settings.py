@@ -94,7 +94,7 @@ class PageSettings:
 
     report_every: float = setting(
         60.0,
-        "Seconds between refreshes of the page; 0: at the end.",
+        "Seconds between refreshes of the page; 0: none while it runs.",
         least=0,
         metavar="SECONDS",
         panel="Output",
