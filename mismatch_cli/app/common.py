@@ -45,12 +45,12 @@ class Common:
     """
 
     trust_remote_code: bool = of_running(
-        False, "Allow Python code that comes with a model to run.", typed=True
+        False, "Run Python code that comes with a model.", typed=True
     )
-    resume: bool = of_running(False, "Resume the run in --output where it stopped.")
+    resume: bool = of_running(False, "Resume the run in --output.")
     workers: str = of_running(
         "1",
-        "Processes that read the trace, or a Ray cluster; the results are identical.",
+        "Processes that read, or a Ray cluster; identical results.",
         metavar="N|ray",
         numeric=True,
         completes=("ray",),
@@ -58,11 +58,11 @@ class Common:
     )
     cache: Path | None = of_running(
         None,
-        "Folder that caches partial results, so that no shard is read twice.",
+        "Folder that caches partial results.",
         metavar="DIR",
         typed=True,
     )
-    skip_broken: bool = of_running(False, "Skip shards that cannot be read, and report how many.")
+    skip_broken: bool = of_running(False, "Skip and count unreadable shards.")
     output: Path | None = of_output(
         None,
         "Folder for summary.json and report.html.",
@@ -71,34 +71,34 @@ class Common:
     )
     worst: int | None = of_output(
         None,
-        "Show the N worst tokens and responses in context.",
+        "Show the N worst tokens and responses.",
         least=0,
         show_default="1 on the screen, 10 on the page",
     )
-    open: bool = of_output(False, "Open the page in the browser once it is written.")
+    open: bool = of_output(False, "Open the page in the browser.")
     plots: str | None = of_output(
         None,
-        "Also write the figures into plots/: png, svg, pdf; separate several with commas.",
+        "Also write figures into plots/: any of png,svg,pdf.",
         metavar="FORMATS",
         completes=("png", "svg", "pdf"),
         show_default="only on the page",
     )
     plot_width: str | None = of_output(
         None,
-        "Width of the figures, for a paper: 3.25in, 8.5cm or 234pt.",
+        "Width of figures: 3.25in, 8.5cm or 234pt.",
         metavar="WIDTH",
         show_default="as on the page",
     )
     no_plots: bool = of_output(False, "Draw no figures.")
     force: bool = of_output(
         False,
-        "Replace an earlier run, or write beside other files.",
+        "Replace a run, or write beside other files.",
     )
-    full: bool = of_output(False, "Print all measurements, not only a screen of them.")
-    json: bool = of_output(False, "Print JSON instead of tables.")
-    quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
+    full: bool = of_output(False, "Print all measurements.")
+    json: bool = of_output(False, "Print JSON.")
+    quiet: bool = of_output(False, "Only errors on stderr.", short="-q")
     # `Command` reads it for `cli.run`, which catches the error.
-    debug: bool = of_output(False, "Show the full traceback of an error.")
+    debug: bool = of_output(False, "Show tracebacks of errors.")
 
     def __post_init__(self) -> None:
         # Only what was typed for this run may allow foreign code to run.

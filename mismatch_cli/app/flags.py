@@ -116,7 +116,7 @@ _CONFIG = Setting(
     Path | None,
     setting(
         None,
-        "Read what you do not type from this file.",
+        "File of settings; typed ones win.",
         metavar="FILE.toml",
         panel=RUNNING,
         callback=_read_file,

@@ -16,10 +16,10 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.places import guide_pages
 
 OPTIONS = "options"  # the folder of what is made
-_KEYS = "Without a flag: keys of the file of --config"
+_KEYS = "Keys of --config"
 _PAGE = """# Options of `{name}`
 
-As `mismatch-cli {name} --help` prints them; what the command does: [{name}](../{name}.md).
+What the command does: [{name}](../{name}.md).
 
 {tables}
 """

@@ -30,12 +30,11 @@ class RankSettings:
     nproc: int = of_running(1, "Processes, one per local GPU.", least=1)
     sharded: bool = of_running(
         False,
-        "Shard the trainer's weights over these processes (FSDP), if one GPU cannot hold them; "
-        "else each loads a copy.",
+        "Shard the trainer over these processes (FSDP); else each loads a copy.",
     )
     max_restarts: int = of_running(
         0,
-        "Restarts of all processes from the last checkpoint after one has died.",
+        "Restarts from the last checkpoint after a process has died.",
         flag=False,
         least=0,
     )

@@ -20,7 +20,7 @@ class TraceSettings:
 
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders; several are pooled.",
+        "Run or trace folders; several are pooled.",
         argument=True,
         show_default="the bundled trace",
         completes=completed.runs,
@@ -49,7 +49,7 @@ class LimitSettings:
 
     limits: list[str] | None = of_limits(
         None,
-        "Published limits by name (`gate --list` shows them), or your own TOML file. Repeatable.",
+        "Published limits by name (`gate --list`), or your TOML file. Repeatable.",
         metavar="NAME|FILE.toml",
         completes=completed.limits,
     )
@@ -76,7 +76,7 @@ class FrameworkSettings:
 
     framework: str | None = setting(
         None,
-        "Also record this framework's metrics under its own names, such as verl or trl.",
+        "Also record the metrics of a framework, such as verl or trl.",
         key="as",
         metavar="FRAMEWORK",
         choices=("framework", completed.frameworks),
@@ -105,4 +105,4 @@ class PageSettings:
 class ListSettings:
     """What to do instead of judging."""
 
-    list: bool = setting(False, "List the names that are known here, with sources, and stop.")
+    list: bool = setting(False, "List known names with sources.")

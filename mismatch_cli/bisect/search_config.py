@@ -55,39 +55,37 @@ class BisectConfig(RecordingSettings):
 
     trace: str = setting(
         lambda: str(bundled("traces") / "bfloat16"),
-        "Run folder or trace folder, which is only read, or a model, which is probed first.",
+        "Run or trace folder, only read, or a model, which is probed first.",
         argument=True,
         path=DATA,
         show_default="the bundled bfloat16 trace",
     )
     stages: str = of_search(
         "0,1,2,3",
-        "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. The "
-        "search ends once the gap is explained.",
+        "Stages: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules; it ends once the gap "
+        "is explained.",
         metavar="N,N",
         numeric=True,
         changeable=True,
     )
     budget: float | None = of_search(
         None,
-        "Start no new experiment after this many minutes.",
+        "Start no new experiment after these minutes.",
         metavar="MINUTES",
         least=0,
         changeable=True,
     )
     version: int | None = of_search(
         None,
-        "Version of the sampling weights, if the trace has several.",
+        "Which version of the sampling weights.",
         flag=False,
         least=0,
         show_default="the first",
     )
-    responses: int = of_search(
-        256, "Maximum number of responses to read again.", flag=False, least=1
-    )
+    responses: int = of_search(256, "Responses to read again at most.", flag=False, least=1)
     module_responses: int = of_search(
         32,
-        "Responses on which to compare modules: half the worst, half typical.",
+        "Responses to compare modules on: half the worst, half typical.",
         flag=False,
         least=1,
     )

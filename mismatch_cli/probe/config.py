@@ -177,8 +177,7 @@ class ExtraSettings:
 
     full_divergence: int = of_engine(
         0,
-        "Record exact TV and KL of the first N responses; `guide full-divergence` says what "
-        "memory that needs.",
+        "Record exact TV and KL of the first N responses; memory: `guide full-divergence`.",
         least=0,
         show_default="",
     )
@@ -192,21 +191,20 @@ class ExtraSettings:
     )
     top_logprobs: int = of_engine(
         20,
-        "Ranks of μ to record per token, for the top-K divergences.",
+        "Ranks of μ to record, for top-K divergences.",
         flag=False,
         least=0,
     )
     routes: bool | None = of_engine(
         None,
-        "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a "
-        "prefix cache for that.",
+        "MoE: record the engine's experts; vLLM needs a GPU and a prefix cache.",
         flag=False,
         off="--no-routes",
         show_default="where it is free: --engine hf",
     )
     keep_routes: int = of_engine(
         128,
-        "Responses whose full routes stay in the trace; `rescore --replay-routes` needs all.",
+        "Responses with full routes in the trace; `rescore --replay-routes` needs all.",
         flag=False,
         least=0,
     )
@@ -219,7 +217,7 @@ class ProbeConfig(RolloutConfig):
     engine: RolloutSettings = settings_group(RolloutSettings, model=_MODEL_ARGUMENT)
     scorer: ScorerSettings = settings_group(
         ScorerSettings,
-        model=override(help="Also score with these weights, to separate mismatch from staleness."),
+        model=override(help="Also score with these weights: separates mismatch from staleness."),
     )
     adapter: str | None = of_trainer(
         None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
@@ -276,19 +274,19 @@ class ChoiceSettings:
 
     keep: tuple[float, float] = setting(
         (0.2, 0.8),
-        "Keep problems with an accuracy in this range.",
+        "Accuracy of problems to keep.",
         changeable=True,
         metavar="LOW HIGH",
     )
     held_out_samples: int = setting(
         40,
-        "More responses per kept problem, to measure its accuracy again.",
+        "More responses per kept problem, to measure it again.",
         flag=False,
         least=1,
     )
     confirm: bool = setting(
         False,
-        "Drop problems whose held-out accuracy is outside the range.",
+        "Drop problems with a held-out accuracy outside the range.",
         flag=False,
         changeable=True,
     )
@@ -345,8 +343,7 @@ class RescoreConfig(RecordingSettings):
     )
     keep_trainer: bool = setting(
         False,
-        "Keep the trace's trainer, which has later weights, and add log π at the weights that "
-        "sampled.",
+        "Keep the trace's trainer, and add log π at the weights that sampled.",
     )
     sampler: Any = settings_group(  # what the responses were sampled with
         SamplerSettings,

@@ -60,7 +60,7 @@ class ProblemSettings:
 
     prompt_field: str | None = of_prompts(None, "Field with the prompt.", flag=False, **A_FIELD)
     answer_field: str | None = of_prompts(None, "Field with the answer.", flag=False, **A_FIELD)
-    split: str = of_prompts("train", "Split of a data set on the hub.", flag=False, metavar="NAME")
+    split: str = of_prompts("train", "Hub data set's split.", flag=False, metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +69,17 @@ class PromptSettings(ProblemSettings):
 
     source: str = of_prompts(
         lambda: str(bundled("problems.jsonl")),
-        "A .jsonl, .json, .parquet or .csv file, or a data set on the hub.",
+        "A .jsonl, .json, .parquet or .csv file, or a hub data set.",
         key="prompts",
         path=DATA,
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
-    number: int | None = of_prompts(64, "Number of prompts to use.", key="num_prompts", least=1)
+    number: int | None = of_prompts(64, "Prompts to use.", key="num_prompts", least=1)
     subset: str | None = of_prompts(
-        None, "Configuration of a data set on the hub.", flag=False, metavar="NAME"
+        None, "Hub data set's configuration.", flag=False, metavar="NAME"
     )
-    shuffle: bool = of_prompts(
-        False, "Shuffle the prompts with --seed before choosing.", flag=False
-    )
+    shuffle: bool = of_prompts(False, "Shuffle prompts (--seed) before choosing.", flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,7 @@ class SamplerSettings:
     """What the sampler does, and how often."""
 
     samples_per_prompt: int = of_sampling(8, "Responses per prompt.", least=1)
-    max_tokens: int = of_sampling(256, "Maximum response length, in tokens.", least=1)
+    max_tokens: int = of_sampling(256, "Maximum tokens per response.", least=1)
     temperature: float = of_sampling(1.0, "Sampling temperature.", **_TEMPERATURE)
     seed: int = of_sampling(0, "Seed for sampling and shuffling.", least=0, most=2**32 - 1)
     top_p: float = of_sampling(1.0, "Top-p of the sampler; 1: off.", flag=False, **UP_TO_1)
@@ -164,28 +162,28 @@ class RolloutSettings:
     )
     url: str | None = of_engine(
         None,
-        "vLLM servers, separated by commas; their API key is read from VLLM_API_KEY.",
+        "vLLM servers, separated by commas; VLLM_API_KEY is their key.",
         key="engine_url",
         changeable=True,
         metavar="URL",
         typed=True,
     )
     served_model: str | None = of_engine(
-        None, "The model's name on the server, if it differs.", flag=False, metavar="NAME"
+        None, "Model's name on the server, if different.", flag=False, metavar="NAME"
     )
     dtype: str = of_engine(
-        "auto", "Its dtype; auto is the checkpoint's.", key="rollout_dtype", **_DTYPE
+        "auto", "Its dtype; auto: the checkpoint's.", key="rollout_dtype", **_DTYPE
     )
     adapter: str | None = of_engine(
         None,
-        "LoRA adapter for the engine only: folder or hub name.",
+        "The engine's LoRA adapter: folder or hub name.",
         key="rollout_adapter",
         flag=False,
         **_ADAPTER,
     )
     kv_cache_dtype: str | None = of_engine(
         None,
-        "Dtype of the KV cache; fp8 causes a large mismatch.",
+        "Dtype of the KV cache; fp8 makes large gaps.",
         metavar="DTYPE",
         completes=KV_CACHE_DTYPES,
         nothing="auto",
@@ -193,10 +191,10 @@ class RolloutSettings:
     )
     tensor_parallel: int = of_engine(1, "Ranks that share one engine.", least=1)
     eager: bool | None = of_engine(
-        None, "Run without, or with, compilation and CUDA graphs.", flag=False, off="--compiled"
+        None, "Without compilation and CUDA graphs.", flag=False, off="--compiled"
     )
     prefix_caching: bool | None = of_engine(
-        None, "Whether prompts share their KV cache.", flag=False, off="--no-prefix-caching"
+        None, "Prompts share their KV cache.", flag=False, off="--no-prefix-caching"
     )
     max_model_len: int | None = of_engine(
         None, "Context length of the engine.", flag=False, least=2
@@ -223,13 +221,13 @@ class ScorerSettings:
     )
     dtype: str = of_trainer(
         "auto",
-        "Its dtype; auto is the checkpoint's.",
+        "Its dtype; auto: the checkpoint's.",
         key="trainer_dtype",
         **_DTYPE,
     )
     adapter: str | None = of_trainer(
         None,
-        "LoRA adapter for the trainer only: folder or hub name.",
+        "The trainer's LoRA adapter: folder or hub name.",
         key="trainer_adapter",
         flag=False,
         **_ADAPTER,
@@ -243,17 +241,17 @@ class ScorerSettings:
     )
     attn: str | None = of_trainer(
         None,
-        "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.",
+        "Trainer's attention, such as sdpa, eager or flash_attention_2.",
         flag=False,
         metavar="NAME",
         completes=attention.USUAL,
         show_default="one that the model supports",
     )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
-    replay_routes: bool = of_trainer(False, "MoE: use the experts that the engine chose (R3).")
+    replay_routes: bool = of_trainer(False, "MoE: use the engine's experts (R3).")
     device_map: str | None = of_trainer(
         None,
-        "Device of the trainer, such as auto, cuda:1 or cpu.",
+        "Trainer's device, such as auto, cuda:1 or cpu.",
         flag=False,
         changeable=True,
         metavar="DEVICE",
@@ -264,7 +262,7 @@ class ScorerSettings:
     )
     noise_responses: int | None = of_trainer(
         None,
-        "Responses to score twice, to measure the noise floor; 0 for none.",
+        "Responses to score twice, for the noise floor; 0: none.",
         flag=False,
         least=0,
         changeable=True,

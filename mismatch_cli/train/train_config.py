@@ -61,27 +61,26 @@ class DatasetSettings(ProblemSettings):
 
     dataset: str = of_problems(
         lambda: str(bundled("perfectible.jsonl")),
-        "Problems with answers: a file or a data set on the hub.",
+        "Problems with answers: a file or hub data set.",
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
     number: int | None = of_problems(
         None,
-        "Use only the first N problems; 0 for all.",
+        "Only the first N problems; 0: all.",
         key="num_problems",
         nothing=0,
         least=0,
     )
     unique: bool = of_problems(
         False,
-        "Drop duplicate problems: same prompt, same answer.",
+        "Drop duplicates: same prompt, same answer.",
         key="unique_problems",
         flag=False,
     )
     max_prompt_tokens: int | None = of_problems(
         None,
-        "Drop problems with a longer prompt, in tokens; 0 to drop only those that fill the "
-        "context.",
+        "Drop problems with a longer prompt; 0: only those that fill the context.",
         flag=False,
         nothing=0,
         least=0,
@@ -94,35 +93,35 @@ class EvaluationSettings:
 
     every: int | None = of_evaluation(
         None,
-        "Steps between evaluations, the first before training; 0: only at the end.",
+        "Steps between evaluations, from before training; 0: only at the end.",
         key="eval_every",
         nothing=0,
         least=0,
     )
     dataset: str | None = of_evaluation(
         None,
-        "Problems to evaluate on; separate several sets with commas.",
+        "Problems to evaluate on; several with commas.",
         key="eval_dataset",
         metavar="FILE|NAME",
         show_default="the training problems",
     )
     split: str = of_evaluation(
         "test",
-        "Split of these data sets on the hub: one for all, or one each, separated by commas.",
+        "Split of the evaluation sets: one for all, or one each, with commas.",
         key="eval_split",
         flag=False,
         metavar="NAME",
     )
     samples: int = of_evaluation(
         4,
-        "Responses per problem in an evaluation: the k of avg@k.",
+        "Responses per problem: the k of avg@k.",
         key="eval_samples",
         flag=False,
         least=1,
     )
     temperature: float | None = of_evaluation(
         None,
-        "Sampling temperature of evaluations; 0 for the training temperature.",
+        "Temperature of evaluations; 0: the training one.",
         key="eval_temperature",
         flag=False,
         nothing=0.0,
@@ -130,15 +129,15 @@ class EvaluationSettings:
     )
     top_p: float = of_evaluation(
         1.0,
-        "Nucleus sampling (top-p) of evaluations; 1 turns it off.",
+        "Top-p of evaluations; 1: off.",
         key="eval_top_p",
         flag=False,
         **UP_TO_1,
     )
     episodes: int = of_evaluation(
         0,
-        "Problems that the environment generates to evaluate on, beside those of episodes; 0 for "
-        "--eval-dataset or the training problems.",
+        "Other problems that the environment generates to evaluate on; 0: --eval-dataset or the "
+        "training problems.",
         key="eval_episodes",
         flag=False,
         least=0,
@@ -151,29 +150,28 @@ class EnvironmentSettings:
 
     environment: str | None = of_problems(
         None,
-        "What replies to the model and gives the reward: a class with reset and step.",
+        "Replies to the model and gives the reward: a class with reset and step.",
         metavar="FILE.py:NAME",
         typed=True,
         show_default="one turn, graded by --reward",
     )
     episodes: int = of_problems(
         0,
-        "Number of problems that the environment generates itself, one per seed; 0 to use "
-        "--dataset.",
+        "Problems that the environment generates, one per seed; 0: --dataset.",
         flag=False,
         least=0,
     )
-    max_turns: int = of_problems(10, "Maximum turns of the model per episode.", flag=False, least=1)
+    max_turns: int = of_problems(10, "Maximum turns of the model.", flag=False, least=1)
     turn_tokens: int | None = of_problems(
         None,
-        "Maximum tokens per turn; 0 for whatever --max-tokens leaves.",
+        "Maximum tokens per turn; 0: what --max-tokens leaves.",
         flag=False,
         nothing=0,
         least=0,
     )
     seconds: float = of_problems(
         30.0,
-        "Time limit in seconds for each reset or step of the environment.",
+        "Seconds for each reset or step of the environment.",
         key="environment_seconds",
         flag=False,
         **ABOVE_0,
@@ -218,7 +216,7 @@ class LoraSettings:
     )
     targets: str = of_trainer(
         "all-linear",
-        "Modules or expert parameters to adapt, such as q_proj,gate_up_proj; never the LM head.",
+        "Modules or expert parameters, such as q_proj,gate_up_proj; never the LM head.",
         key="lora_targets",
         flag=False,
         metavar="NAMES",
@@ -231,14 +229,14 @@ class SyncedEngineSettings(RolloutSettings):
 
     memory: float = of_engine(
         0.4,
-        "Share of GPU memory for vLLM; the trainer needs the rest.",
+        "Share of GPU memory for vLLM.",
         key="engine_memory",
         flag=False,
         **SHARE,
     )
     weights_folder: str | None = of_engine(
         None,
-        "Folder for new weights that the servers can read.",
+        "Folder for weights that the servers can read.",
         flag=False,
         metavar="DIR",
         show_default="weights/ in the run",
@@ -251,12 +249,12 @@ class LearnerSettings(ScorerSettings):
 
     gradient_checkpointing: bool = of_trainer(
         False,
-        "Recompute activations in the backward pass: less memory, a third more time.",
+        "Recompute activations: less memory, a third more time.",
         flag=False,
     )
     cpu_offload: bool = of_trainer(
         False,
-        "With several ranks: keep weights and AdamW's state in CPU memory between uses.",
+        "Several ranks: keep weights and AdamW's state in CPU memory.",
         flag=False,
     )
 
@@ -277,40 +275,37 @@ class TrainConfig:
     epochs: int = of_training(1, "Passes over the responses of each step.", least=1)
     aggregation: str = of_training(
         "sequence-sum",
-        "How token losses add up to the batch loss; sequence-sum divides by the longest allowed "
-        "response.",
+        "How token losses add up; sequence-sum divides by the longest allowed response.",
         flag=False,
         choices=("aggregation", AGGREGATIONS),
     )
     recompute: bool = of_training(
         False,
-        "Score every batch at the weights that sampled it, even if the algorithm does not need "
-        "that.",
+        "Score every batch at the weights that sampled it, whatever the algorithm.",
         flag=False,
     )
     average_decay: float = of_training(
         0.0,
-        "β of the moving average of the weights, ppo-ewma's proximal policy; 0 for none.",
+        "β of the weights' moving average, ppo-ewma's proximal policy; 0: none.",
         flag=False,
         **BELOW_1,
     )
     staleness: int = of_training(
         0,
-        "Sample with weights that are N optimiser steps old (--minibatches × --epochs of them a "
-        "step); 0 for the newest.",
+        "Sample with weights N optimiser steps old (--minibatches × --epochs a step).",
         flag=False,
         least=0,
     )
     dynamic_sampling: int = of_training(
         0,
-        "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other "
-        "problems; 0 for none.",
+        "Replace groups with equal rewards: sample up to N × --prompts-per-step other problems; "
+        "0: off.",
         flag=False,
         least=0,
     )
     max_context_tokens: int | None = of_sampling(
         None,
-        "Maximum length of prompt plus response, in tokens; 0 for the model's limit.",
+        "Maximum tokens of prompt and response; 0: the model's limit.",
         flag=False,
         nothing=0,
         least=0,
@@ -346,12 +341,10 @@ class TrainConfig:
     lora: LoraSettings = settings_group(LoraSettings)
     cpu: CpuSettings = settings_group(CpuSettings)
     evaluation: EvaluationSettings = settings_group(EvaluationSettings)
-    trace_every: int | None = of_records(
-        None, "Steps between traces for `clipstats`; 0 for none.", nothing=0, least=0
-    )
+    trace_every: int | None = of_records(None, "Steps between traces; 0: none.", nothing=0, least=0)
     bounds_share: float = of_records(
         0.01,
-        "Share of the tokens whose TV over the full vocabulary is measured; 0 for none.",
+        "Share of tokens whose full TV is measured; 0: none.",
         flag=False,
         **BELOW_1,
     )

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from mismatch_cli import DPPO
 from mismatch_cli.base import registry
-from mismatch_cli.frameworks.importing.padded import kind_of
 from mismatch_cli.frameworks.plain.importer import meanings
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.route_flips import ROUTING
@@ -26,6 +26,7 @@ from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask
 from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, VARIANTS
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.trace.columns import COLUMNS, Shape
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
 
@@ -42,6 +43,18 @@ _VECTORS = (
     (0.95, 0.999),
     (0.02, 0.2),
 )
+_PAPERS = {
+    DPPO: "DPPO",
+    "Schulman": "Schulman (2020)",
+    "FP16 mismatch paper": "Precision-RL",
+    "Kong": "Kong (1992)",
+    "R3": "arXiv 2510.11370 (R3)",
+}
+_SHAPES = {
+    "a list, one per response token": (Shape.TOKENS,),
+    "one per response": (Shape.RESPONSE,),
+    "a list of its own length": (Shape.PROMPT, Shape.TOP_K, Shape.LIST),
+}
 _JUDGES = ("ratio-clip", "binary-tv", "binary-kl", "minimal-negative")
 
 
@@ -53,6 +66,20 @@ def table(head: str, rows: list[list[str]]) -> str:
 def metrics(rows_by_key: Mapping[str, Metric]) -> str:
     rows = [[f"`{m.key}`", m.label, m.formula, m.unit, m.source] for m in rows_by_key.values()]
     return table("| key | name | formula | unit | source |", rows)
+
+
+def looked_up(rows_by_key: Mapping[str, Metric]) -> str:
+    """The same for pages of keys: without names, units of plain numbers, and sources other than
+    papers, since docs/dialects.md has those of frameworks.
+    """
+    rows = []
+    for m in rows_by_key.values():
+        unit = "" if m.unit in ("1", "share", "probability") else m.unit
+        papers = [short for long, short in _PAPERS.items() if long in m.source]
+        place = re.search(r"\b(App|Fig|eq)\.[^;]*", m.source)
+        source = f"{' '.join(papers)} {place[0] if place and papers else ''}".strip()
+        rows.append([f"`{m.key}`", m.formula, unit, source])
+    return table("| key | formula | unit | source |", rows)
 
 
 def masks() -> str:
@@ -166,12 +193,13 @@ def findings() -> str:
 
 
 def columns() -> str:
-    """What `import --schema` prints, for the page of the schema."""
-    rows = [
-        [f"`{name}`", f"`{kind_of(name)}`".replace("item: ", ""), words]
-        for name, words in meanings().items()
-    ]
-    return table("| column | type | meaning |", rows)
+    """What `import --schema` prints, for the page of the schema: by shape instead of by type."""
+    rows: dict[str, list[list[str]]] = {head: [] for head in _SHAPES}
+    for name, words in meanings().items():
+        shape = COLUMNS[name].shape if name in COLUMNS else Shape.LIST
+        head = next(head for head, shapes in _SHAPES.items() if shape in shapes)
+        rows[head].append([f"`{name}`", words])
+    return "\n".join(table(f"| {head} | |", rows[head]) for head in rows)
 
 
 NORMAL, KNOBS, FINDINGS = (DOCS / f"{name}.md" for name in ("normal", "which-knob", "findings"))
@@ -188,8 +216,8 @@ PARTS = {
     (PAGE, "clipping"): lambda: metrics(CLIPPING),
     (PAGE, "training"): lambda: metrics(TRAINING),
     (SCHEMA, "columns"): columns,
-    (SUMMARY, "metrics"): lambda: metrics(METRICS),
-    (ROUTES, "routing"): lambda: metrics(ROUTING),
+    (SUMMARY, "metrics"): lambda: looked_up(METRICS),
+    (ROUTES, "routing"): lambda: looked_up(ROUTING),
     (NORMAL, "rosetta"): rosetta,
     (FINDINGS, "findings"): findings,
 }

@@ -20,15 +20,13 @@ class ClippingSettings:
 
     compare: tuple[str, str] | None = setting(
         None,
-        "Two algorithms whose regions are drawn and whose blocked tokens are shown side by side.",
+        "Two algorithms to show side by side.",
         metavar="NAME NAME",
         completes=algorithms,
         typed=registry.names_file,
         show_default="grpo-clip-higher dppo-binary-tv",
     )
-    theory: bool = setting(
-        False, "Add the paper's bounds on the policy improvement; needs rewards."
-    )
+    theory: bool = setting(False, "Add the paper's bounds on improvement; needs rewards.")
 
 
 @flags()

@@ -23,15 +23,14 @@ class ComparisonSettings:
 
     pair: str | None = setting(
         None,
-        "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own "
-        "noise.",
+        "Gap: at equal weights, with staleness, staleness alone, or the trainer's noise.",
         choices=("pair", _pairs),
         show_default="mismatch, or total if a trace lacks it",
     )
 
 
 _TRACES = override(
-    help="Run folders or trace folders; the first is compared with each of up to five others.",
+    help="Run or trace folders; the first is compared with up to five others.",
     show_default="the two bundled traces",
 )
 

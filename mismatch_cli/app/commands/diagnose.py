@@ -25,8 +25,7 @@ PANEL, PLACE = "Explain", 1
 
 _NO_DIAGNOSIS = "There is no diagnosis."  # the consequence of a rank that is lost
 _TRAINER = override(
-    help="The trainer's model at the weights that sampled: scores some responses again to tell "
-    "which side is at fault.",
+    help="The trainer's model at the weights that sampled: tells which side is at fault.",
     panel=None,
 )
 
@@ -37,7 +36,7 @@ class ModelSettings:
 
     earlier_model: str | None = setting(
         None,
-        "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.",
+        "Earlier checkpoint or base model: does the engine agree better with it?",
         metavar="MODEL",
     )
     reading_tokens: int | None = setting(

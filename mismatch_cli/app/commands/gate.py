@@ -44,12 +44,11 @@ class GateSettings:
 
     allow_partial: bool = of_limits(
         False,
-        "Judge a trace that lacks shards, responses or scores by what it has, instead of failing "
-        "it.",
+        "Judge partial traces by what they have, instead of failing them.",
     )
     init: Path | None = of_limits(
         None,
-        "Derive limits from good runs and write them to this file; each trace is one run.",
+        "Write limits derived from good runs into this file; each trace is a run.",
         metavar="FILE.toml",
     )
 
@@ -58,10 +57,10 @@ class GateSettings:
 class SummarySettings:
     """The summaries that a CI shows."""
 
-    junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.")
-    markdown: Path | None = for_ci(None, "Write a Markdown table for a job summary or a comment.")
+    junit: Path | None = for_ci(None, "JUnit XML, a test case per limit.")
+    markdown: Path | None = for_ci(None, "Markdown table for a job summary or comment.")
     annotations: Path | None = for_ci(
-        None, "Write one GitHub Actions annotation per limit that does not hold."
+        None, "GitHub Actions annotations of limits that do not hold."
     )
 
 

@@ -47,12 +47,12 @@ class GuideSettings:
 
     page: list[str] | None = setting(
         None,
-        "Page to show: a command, or another name from the list; other words search the pages.",
+        "A command or other name from the list; other words search the pages.",
         argument=True,
         show_default="the list of pages",
         completes=_names,
     )
-    path: bool = setting(False, "Print the path of the page, for an editor or a browser.")
+    path: bool = setting(False, "Print the page's path.")
 
 
 @flags()

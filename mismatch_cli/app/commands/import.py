@@ -39,25 +39,25 @@ class DumpSettings:
 
     paths: list[Path] | None = setting(
         None,
-        "Files of a dump, or a run folder of the framework.",
+        "A dump's files, or the framework's run folder.",
         argument=True,
         show_default="a small bundled dump",
     )
     columns: list[str] | None = setting(
         None,
-        "For any other layout: its names for the columns of the plain schema. A dot enters an "
-        "object, or each object of a list: choices.token_ids; a number is one entry of a list.",
+        "For any other layout: its names for the plain schema's columns. A dot enters objects, "
+        "also of a list: choices.token_ids; a number is one entry.",
         metavar="OURS=THEIRS,…",
     )
     weights: str | None = setting(
         None,
-        "Whether the dump's log π is at the weights that sampled, or at newer ones.",
+        "Whether its log π is at the weights that sampled, or newer ones.",
         choices=("kind of weights", ("equal", "newer")),
         show_default="as the format defines it",
     )
     tokenizer: str | None = setting(
         None,
-        "Model (or a trace of it) whose tokenizer turns ids into text in reports.",
+        "Model (or trace) whose tokenizer turns ids into text.",
         metavar="MODEL",
     )
 
@@ -97,9 +97,7 @@ def command(
         "json",
         "quiet",
         "debug",
-        output=override(
-            help="Run folder; the trace goes into its trace/.", show_default="import-NAME"
-        ),
+        output=override(help="Run folder; the trace is its trace/.", show_default="import-NAME"),
     ),
 ) -> None:
     """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL,

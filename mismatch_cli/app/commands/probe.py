@@ -20,9 +20,7 @@ PANEL, PLACE = "Measure", 1
 class LikeSettings:
     """The run that a probe repeats."""
 
-    like: Path | None = of_running(
-        None, "Take what you do not give from this probe.", metavar="RUN"
-    )
+    like: Path | None = of_running(None, "Take the other settings from this probe.", metavar="RUN")
 
 
 @flags(ProbeConfig)

@@ -32,12 +32,10 @@ _ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder if no run is named
 _NO_RUN = "No run in this folder: reporting on the bundled trace."
 _TRACES = override(
-    help="Run folders or trace folders (several are pooled), or folders of training runs.",
+    help="Run or trace folders (several are pooled), or training runs.",
     show_default="the latest run here, or the bundled trace",
 )
-_TWO = override(
-    help="Compare two algorithms of training runs: does the first learn faster? Type it twice."
-)
+_TWO = override(help="Of training runs, typed twice: does the first learn faster?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,7 @@ class ReportSettings:
 
     export: str | None = setting(
         None,
-        "Also write one row per token (csv, parquet) or per response (jsonl, readable by "
-        "`import`).",
+        "Also write a row per token (csv, parquet) or per response (jsonl, for `import`).",
         choices=("format", ("csv", "parquet", "jsonl")),
     )
     dialect: str | None = setting(
@@ -59,8 +56,8 @@ class ReportSettings:
     )
     figure: str | None = setting(
         None,
-        "Only draw this figure, into plots/, and print where it is: a name from `mismatch-cli "
-        "guide report`, or paper-5 for what the paper's figure 5 shows.",
+        "Only draw this figure into plots/: a name from `mismatch-cli guide report`, or paper-5 "
+        "for the paper's figure 5.",
         metavar="NAME",
         completes=figure_names,
     )

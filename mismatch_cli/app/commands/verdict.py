@@ -70,8 +70,8 @@ class NumberSettings:
 
     numbers: list[str] | None = setting(
         None,
-        "Metrics, each with its number: NAME=VALUE or NAME VALUE. A framework is needed only "
-        "where several use a name for different numbers.",
+        "Metrics and numbers: NAME=VALUE or NAME VALUE. A framework is needed where several use "
+        "the name differently.",
         argument=True,
         metavar="[FRAMEWORK] [NAME=VALUE]...",
         completes=frameworks,

@@ -58,15 +58,13 @@ _NAMED = 10
 
 # Columns that a trace does not have
 _OF_OTHERS = {
-    "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
-    "response_mask": (
-        "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss"
-    ),
+    "prompt_mask": "of padded prompts: 1 for tokens",
+    "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is outside the loss",
     "token_ids": (
-        "prompt and response in one list; the first 1 of response_mask or loss_mask begins the "
-        "response (these may hold the token's own id for 1, and −100 for 0)"
+        "prompt and response in one list; the first 1 of response_mask or loss_mask (or, after "
+        "−100, the first token's own id) begins the response"
     ),
-    "target_ids": "token_ids moved by one; index i of all other columns describes target_ids[i]",
+    "target_ids": "token_ids moved by one; the other columns then describe these",
 }
 WRITER = """import json
 with open("dump.jsonl", "w") as file:

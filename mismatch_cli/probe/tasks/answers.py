@@ -8,18 +8,13 @@ from mismatch_cli.base.numbers import count
 
 FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
-    "Where responses state their answer: boxed (the last box), line (a last line Answer: …), or "
-    "auto, as the prompt asks."
+    "Form of answers: boxed (the last box), line (a last line Answer: …), auto (as asked)."
 )
 VERL_RULE, OAT_RULE = "verl", "oat"
 GRADERS = (VERL_RULE, OAT_RULE)
-GRADER_HELP = (
-    "Whose rule says that two answers are equal: verl's (math-verify), or oat's, as in the scripts "
-    "of the sanity test."
-)
+GRADER_HELP = "Rule for equal answers: verl's (math-verify), or oat's, that of the sanity test."
 SECONDS_HELP = (
-    "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s "
-    "and 60 s."
+    "Seconds for your reward function per response, per batch and to load; 0: 30, 600, 60."
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"

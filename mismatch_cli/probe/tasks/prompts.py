@@ -25,8 +25,8 @@ LINE_TEMPLATE = "answer-line"
 CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)
 TEMPLATES = ("chat", "raw", "r1-distill", "boxed", LINE_TEMPLATE)
 TEMPLATE_HELP = (
-    "chat (the model's own), raw, r1-distill, or chat that asks for a box (boxed) or a last line "
-    "(answer-line)."
+    "chat (the model's own), raw, r1-distill, or chat that asks for a box (boxed) or a last "
+    "line (answer-line)."
 )
 # The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by
 # oat): the response begins inside the thought. The sanity data on the hub end with these words.

@@ -66,14 +66,13 @@ class RunsSettings:
 
     preset: str = setting(
         _PRESET,
-        "Defaults of all settings: miniature, paper, dense-base and others, which `guide train` "
-        "lists, or a file.",
+        "Defaults of all settings: miniature, paper, dense-base, … (`guide train`), or a file.",
         metavar="NAME|FILE.toml",
         completes=presets,
     )
     seeds: int = setting(1, "Runs per algorithm, a seed each.", least=1)
     show_config: bool = setting(
-        False, "Check the settings, print them all as TOML with their sources, and stop."
+        False, "Check settings, print them as TOML with their sources, and stop."
     )
 
 

@@ -37,7 +37,7 @@ PANEL, PLACE = "Use elsewhere", 4
 _SLICE = 0.1  # seconds between checks on commands and pages
 _NAMED = 4  # alarms named in the last message
 _FOLDER = override(
-    help="Folder for the page and the state; watching again into it continues.",
+    help="Folder of page and state; watching again continues.",
     show_default="watch-NAME",
 )
 _LINES = override(help="Print one JSON line per step.")
@@ -51,8 +51,7 @@ class WatchSettings:
 
     run: Path | None = setting(
         None,
-        "A training run, a trace that a Recorder writes, or a framework's dump folder; it need "
-        "not exist yet.",
+        "A training run, a Recorder's trace, or a framework's dump folder; it may not exist yet.",
         argument=True,
         show_default="the bundled trace",
         completes=runs,
@@ -66,7 +65,7 @@ class AlarmSettings:
 
     on_alarm: str | None = at_alarm(
         None,
-        "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.",
+        "Shell command at each alarm; $ALARM_TEXT and others describe it.",
         metavar="COMMAND",
         typed=True,
     )
@@ -77,11 +76,11 @@ class AlarmSettings:
 class EndSettings:
     """How long to watch."""
 
-    once: bool = at_end(False, "Read the existing data and exit, without waiting for more.")
+    once: bool = at_end(False, "Read what exists and exit.")
     until_step: int | None = at_end(None, "Exit once this step is complete.", least=0)
     minutes: float | None = at_end(
         None,
-        "Exit after so many minutes without new data.",
+        "Exit after these minutes without data.",
         key="idle",
         metavar="MINUTES",
         least=0.0,
@@ -94,7 +93,7 @@ class EndSettings:
 
 
 _BLOCKED = override(
-    help="Show the share of tokens that this algorithm blocks, for traces and dumps.",
+    help="Of traces and dumps: the share that this algorithm blocks.",
     show_default="the one that trains, or grpo-clip-higher",
 )
 
