@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from math import erf, exp, pi, sqrt
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from mismatch_cli import DPPO
 from mismatch_cli.base import registry
 from mismatch_cli.frameworks.importing.padded import kind_of
 from mismatch_cli.frameworks.plain.importer import meanings
@@ -55,46 +57,145 @@ def metrics(rows_by_key: Mapping[str, Metric]) -> str:
     return table("| key | name | formula | unit | source |", rows)
 
 
+# What the page says once, above its tables.
+_SAID_ABOVE = {
+    DPPO: "DPPO",
+    ", with its default loss": "",
+    ": nothing is recomputed": "",
+    ": its scaling runs, C = 5": "",
+    "elementary": "",
+    "mean over responses of": "E_y",
+    "mean over all tokens of": "E",
+    "mean over tokens of": "E",
+    "mean of": "E",
+    "number of tokens": "tokens",
+    "number with": "tokens with",
+    "−Σ π log π over the vocabulary": "entropy",
+    ", mean over steps": "",
+}
+_UNITS_BY_THEMSELVES = ("1", "share", "tokens", "s")
+
+
+def short(text: str) -> str:
+    for said, shorter in _SAID_ABOVE.items():
+        text = text.replace(said, shorter)
+    return text
+
+
+def numbers(rows_by_key: Mapping[str, Metric]) -> str:
+    """Metrics of updates: the name only where the key does not say it, the unit where the
+    formula does not.
+    """
+    rows = []
+    for m in rows_by_key.values():
+        formula = short(m.formula)
+        words = set(m.label.lower().split())
+        named = words <= set(m.key.split("_")) or m.formula.startswith(m.label)
+        unit = "" if m.unit in _UNITS_BY_THEMSELVES else f" ({m.unit})"
+        name = "" if named else m.label
+        rows.append([f"`{m.key}`", name, formula + unit, short(m.source)])
+    return table("| key | name | formula | source |", rows)
+
+
+def of_runs() -> str:
+    """The metrics of `TRAINING` without those of `CLIPPING`, which the page says once."""
+    again = {m.label for m in CLIPPING.values() if m.key not in ("reward", "ratio")}
+    named = [m.key for m in TRAINING.values() if m.label in again]
+    own = {key: m for key, m in TRAINING.items() if key not in named}
+    same = f"As in the last table, mean over steps: {', '.join(f'`{key}`' for key in named)}."
+    return f"{numbers(own)}\n{same}\n"
+
+
+def scatter() -> str:
+    """The numbers in a bin of μ, by what they are the spread of."""
+    quantities: dict[str, list[str]] = {}
+    for m in VOLATILITY.values():
+        quantity, _, statistic = m.key.rpartition("_")
+        quantities.setdefault(f"`{quantity}_…`, of {m.label.split(' of ')[-1]}", []).append(
+            f"`{statistic}`"
+        )
+        assert m.formula.endswith("in the bin of μ")
+    return "".join(f"* {of}: {', '.join(keys)}\n" for of, keys in quantities.items())
+
+
+def first_paragraph(module: ModuleType) -> str:
+    return " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())
+
+
+def parameters(module: ModuleType, values: Mapping[str, Any]) -> str:
+    letters = trust_regions.symbols(module)
+    return ", ".join(
+        f"{letters.get(name, '')} `{name}` {value:g}".strip()
+        if isinstance(value, float)
+        else f"{letters.get(name, '')} `{name}` {value}".strip()
+        for name, value in values.items()
+    )
+
+
 def masks() -> str:
     rows = []
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
-        letters = trust_regions.symbols(mask.module)
-        given = ", ".join(
-            f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items()
-        )
-        source = inspect.getdoc(mask.module) or ""
-        rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
-    return table("| mask | blocks when | thresholds | description and source |", rows)
+        formula = mask.formula.removesuffix(f" ({mask.settings})")
+        given = parameters(mask.module, mask.parameters)
+        rows.append([f"`{name}`", formula, given, short(first_paragraph(mask.module))])
+    return table("| mask | blocks when | thresholds | source |", rows)
 
 
 def weight_functions() -> str:
     rows = []
     for name in registry.names(weights.PACKAGE):
         module = weights.find(name)
-        letters = trust_regions.symbols(module)
-        given = ", ".join(
-            f"{letters.get(p, '')} `{p}` {x:g}".strip()
-            for p, x in weights.parameters(module).items()
-        )
+        given = parameters(module, weights.parameters(module))
         formula = (
             str(Factor(TRAINER_ROLLOUT, name))
             if name != "capped-ratio"
             else "max(min(r, C), floor)"
         )
-        rows.append([f"`{name}`", formula, given, " ".join((inspect.getdoc(module) or "").split())])
-    return table("| weight | formula | parameters | description and source |", rows)
+        rows.append([f"`{name}`", formula, given, first_paragraph(module)])
+    return table("| weight | formula | parameters | source |", rows)
 
 
 def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:
     rows = []
     for row in named.values():
         names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
-        blocked, weight = row.formulas
-        rows.append(
-            [", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source]
+        blocking = ", ".join(f"`{applied(mask)}`" for mask in row.masks)
+        weight = " · ".join(
+            str(factor) if factor.function == "capped-ratio" else f"`{applied(factor)}`"
+            for factor in row.weight
         )
-    return table("| algorithm | blocks when | weight | anchor | source |", rows)
+        if row.term is not None:
+            weight = f"{weight or '1'}; term `{applied(row.term)}`"
+        rows.append(
+            [", ".join(f"`{name}`" for name in names), blocking, weight or "1", short(row.source)]
+        )
+    return table("| algorithm | masks | weight | source |", rows)
+
+
+def applied(rule: Mask | Factor) -> str:
+    """A rule as a function of its ratio: `ratio-clip(r′, ε = 0.2)`, `icepop(ρ, [0.5, 5])`."""
+    values = dict(rule.parameters)
+    given = [str(rule.ratio)]
+    if isinstance(rule, Mask):
+        defaults = trust_regions.thresholds(rule.module)
+        if "band_low" in values:
+            given.append(f"[{values.pop('band_low'):g}, {values.pop('band_high'):g}]")
+        given += [rule.settings] if rule.settings else []
+        values = {
+            name: value
+            for name, value in values.items()
+            if name not in trust_regions.symbols(rule.module)
+        }
+    else:
+        defaults = weights.parameters(rule.module)
+    letters = trust_regions.symbols(rule.module)
+    given += [
+        f"{letters.get(name, name)} = {value}"
+        for name, value in values.items()
+        if value != defaults[name]
+    ]
+    return f"{rule.name}({', '.join(given)})"
 
 
 def vectors() -> str:
@@ -175,14 +276,14 @@ ROUTES, SCHEMA, SUMMARY = (
     DOCS / "json" / f"{name}.md" for name in ("routing", "schema", "summary")
 )
 PARTS = {
-    (PAGE, "volatility"): lambda: metrics(VOLATILITY),
+    (PAGE, "volatility"): scatter,
     (PAGE, "vectors"): vectors,
     (PAGE, "masks"): masks,
     (PAGE, "weights"): weight_functions,
     (PAGE, "algorithms"): algorithms,
     (PAGE, "owners"): lambda: algorithms(VARIANTS),
-    (PAGE, "clipping"): lambda: metrics(CLIPPING),
-    (PAGE, "training"): lambda: metrics(TRAINING),
+    (PAGE, "clipping"): lambda: numbers(CLIPPING),
+    (PAGE, "training"): of_runs,
     (SCHEMA, "columns"): columns,
     (SUMMARY, "metrics"): lambda: metrics(METRICS),
     (ROUTES, "routing"): lambda: metrics(ROUTING),

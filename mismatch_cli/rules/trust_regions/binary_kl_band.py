@@ -1,9 +1,8 @@
-"""KPop: a limit on the binary KL in both directions, whatever the advantage (Ling and Ring 2.6;
-AReaL, prime-rl, verl).
+"""KPop: whatever the advantage (Ling and Ring 2.6, which give no φ; prime-rl's is 0.1, AReaL's
+example's 2; the authors' blog found 0.75 best for math).
 
-The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best
-for math. They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and
-equal policies have KL 0.
+They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and equal
+policies have KL 0.
 
 AReaL's float32 code drops every token whose p or q rounds to 1 (within 3e-8, log p above −3e-8),
 the most certain ones: 1 − 1e-8 is 1 there, the KL is NaN, and NaN is not at most φ. Here such a

@@ -1,8 +1,8 @@
-"""CPPO: limits binary TV with weights that decrease along the response, and their sum (arXiv
-2606.10968 eq. 8 to 10).
+"""CPPO (arXiv 2606.10968 eq. 8 to 10): the sums are over all earlier trained tokens, including
+blocked ones.
 
-The sums cover all earlier tokens, including blocked ones, as in its algorithm 1 and in the authors'
-code (UniRL), which clamps log r to ±20 for the weight of the update; here r has no bound.
+So they are in its algorithm 1 and in the authors' code (UniRL), which clamps log r to ±20 for the
+weight of the update; here r has no bound.
 
 UniRL also counts the untrained tokens of a segment (a tool's, between turns) in the sums, the place
 and the percentile; here only trained ones count: of responses in one turn both decide alike. In

@@ -1,7 +1,6 @@
-"""The minimal mask: blocks only bad updates, negative samples of tokens that already lost much
-probability.
+"""The minimal mask: blocks only bad updates (DPPO, arXiv 2602.04879, figure 5).
 
-Source: DPPO, arXiv 2602.04879, figure 5.
+These are negative samples of tokens that already lost much probability.
 """
 
 from mismatch_cli.base.arrays import Array

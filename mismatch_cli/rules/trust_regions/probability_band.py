@@ -1,6 +1,4 @@
-"""Symmetric probability difference (prime-rl's IPO loss): drops tokens that moved far, whatever
-their advantage.
-"""
+"""Symmetric: whatever the advantage (prime-rl's IPO loss)."""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import shares

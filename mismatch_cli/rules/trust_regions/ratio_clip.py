@@ -1,6 +1,4 @@
-"""Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv
-2503.14476).
-"""
+"""PPO (arXiv 1707.06347 eq. 7), with Clip-Higher's upper side (DAPO, arXiv 2503.14476)."""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import not_negative, one_sided, shares

@@ -1,6 +1,5 @@
-"""Veto: drops a response with a single catastrophic ratio (SkyRL's outlier mask; slime and miles).
-
-SkyRL suggests both bounds; `rs_veto_threshold` of slime and miles is only the lower one.
+"""Veto: one catastrophic ratio (SkyRL's suggestion; `rs_veto_threshold` of slime and miles is only
+the lower bound).
 """
 
 from math import inf, log

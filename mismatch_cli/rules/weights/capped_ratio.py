@@ -1,4 +1,4 @@
-"""Importance sampling: the ratio, clamped without a gradient through the bounds (TIS, CISPO)."""
+"""The ratio, clamped without a gradient through the bounds (TIS, CISPO)."""
 
 from collections.abc import Mapping
 from math import inf

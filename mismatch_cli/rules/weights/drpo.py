@@ -1,12 +1,11 @@
-"""DRPO: DPPO's binary TV as a smooth weight, which reverses where |p − q| > ε (arXiv 2606.09821 §3,
-eq. 9).
+"""DRPO (arXiv 2606.09821 §3, eq. 9): DPPO's binary TV as a smooth weight, within 8 % of r. Its
+objective is A r − |A| q (r − 1)² / (2 ε).
 
-That never happens with the published ε of 12.5, since |p − q| is at most 1: the weight stays within
-8 % of r.
+The sign would reverse where |p − q| > ε, which never happens with the published ε of 12.5.
 
-The objective is A r − |A| q (r − 1)² / (2 ε), as in the authors' code (UniRL `drpo.py`), which
-first clamps log r to ±20: beyond, its gradient is 0, while this one pulls back with its full
-weight. Its option `old_logp_source: replay` measures from π′: `anchor=recomputed`.
+The authors' code (UniRL `drpo.py`) first clamps log r to ±20: beyond, its gradient is 0, while this
+one pulls back with its full weight. Its option `old_logp_source: replay` measures from π′:
+`anchor=recomputed`.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

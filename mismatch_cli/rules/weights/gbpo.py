@@ -1,9 +1,7 @@
-"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median (arXiv
-2604.18578).
+"""GBPO (arXiv 2604.18578): its loss is |A| |r − ρ*|; the median of a single answer counts as 0.
 
-As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ),
-where z is A minus the group's median A, and A itself only weighs. If advantages are divided by a
-standard deviation, so is z. The median of a single answer counts as 0.
+As in the authors' verl, ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ), where z is A minus the group's
+median A, and A itself only weighs. If advantages are divided by a standard deviation, so is z.
 """
 
 from collections.abc import Sequence

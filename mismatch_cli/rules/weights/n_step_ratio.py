@@ -1,8 +1,7 @@
-"""NFPO: the token's ratio times those of the next N − 1 tokens (arXiv 2605.20865, from its
-abstract).
+"""NFPO (arXiv 2605.20865, from its abstract, which gives neither N nor a mask).
 
-N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not
-available; `steps` sets N.
+The token's ratio times those of the next N − 1 tokens: N = 1 is r, N = |y| the ratio of the rest of
+the response.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

@@ -1,5 +1,4 @@
-"""VESPO: a gamma density of the whole response's ratio, 1 where the policies agree (arXiv
-2602.10693).
+"""VESPO (arXiv 2602.10693): a gamma density of the response's ratio, 1 where the policies agree.
 
 As in TRL's `get_gamma_weights`, which first clamps each token's log ratio to ±20 and the response's
 to [log 1e-8, 20]: beyond, the weight is below 1e-14 either way, unless other tokens offset one
