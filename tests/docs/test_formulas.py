@@ -58,42 +58,34 @@ def metrics(rows_by_key: Mapping[str, Metric]) -> str:
 
 
 # What the page says once, above its tables.
-_SAID_ABOVE = {
-    DPPO: "DPPO",
-    ", with its default loss": "",
-    ": nothing is recomputed": "",
-    ": its scaling runs, C = 5": "",
-    "elementary": "",
-    "mean over responses of": "E_y",
-    "mean over all tokens of": "E",
-    "mean over tokens of": "E",
-    "mean of": "E",
-    "number of tokens": "tokens",
-    "number with": "tokens with",
-    "−Σ π log π over the vocabulary": "entropy",
-    ", mean over steps": "",
-}
-_UNITS_BY_THEMSELVES = ("1", "share", "tokens", "s")
+_SAID_ABOVE = (
+    (r"(DPPO[\w-]*), arXiv 2602\.04879(v3)?,?", r"\1"),
+    (", with its default loss|: nothing is recomputed|: its scaling runs, C = 5", ""),
+    ("^elementary$", ""),
+    ("mean over responses of ", "E_y "),
+    (r"mean over (all )?tokens of ", "E "),
+    (r"(^|· |/ )mean of (?=[(R−Σπ])", r"\1E "),
+    ("number of tokens", "tokens"),
+    ("number with", "tokens with"),
+    ("−Σ π log π over the vocabulary", "entropy"),
+)
+_FILLERS = {"of", "the", "at", "by", "in", "where", "among", "tokens"}
 
 
 def short(text: str) -> str:
-    for said, shorter in _SAID_ABOVE.items():
-        text = text.replace(said, shorter)
+    for said, shorter in _SAID_ABOVE:
+        text = re.sub(said, shorter, text)
     return text
 
 
 def numbers(rows_by_key: Mapping[str, Metric]) -> str:
-    """Metrics of updates: the name only where the key does not say it, the unit where the
-    formula does not.
-    """
+    """Metrics of updates, with their names where key and formula do not say most of them."""
     rows = []
     for m in rows_by_key.values():
         formula = short(m.formula)
-        words = set(m.label.lower().split())
-        named = words <= set(m.key.split("_")) or m.formula.startswith(m.label)
-        unit = "" if m.unit in _UNITS_BY_THEMSELVES else f" ({m.unit})"
-        name = "" if named else m.label
-        rows.append([f"`{m.key}`", name, formula + unit, short(m.source)])
+        said = {word[:4] for word in f"{m.key} {formula}".replace("_", " ").split()}
+        named = {word[:4].strip(",") for word in m.label.split()} - _FILLERS <= said
+        rows.append([f"`{m.key}`", "" if named else m.label, formula, short(m.source)])
     return table("| key | name | formula | source |", rows)
 
 
@@ -102,8 +94,8 @@ def of_runs() -> str:
     again = {m.label for m in CLIPPING.values() if m.key not in ("reward", "ratio")}
     named = [m.key for m in TRAINING.values() if m.label in again]
     own = {key: m for key, m in TRAINING.items() if key not in named}
-    same = f"As in the last table, mean over steps: {', '.join(f'`{key}`' for key in named)}."
-    return f"{numbers(own)}\n{same}\n"
+    same = ", ".join(f"`{key}`" for key in named)
+    return f"{numbers(own)}\nAs in the table above, mean over steps: {same}.\n"
 
 
 def scatter() -> str:
@@ -111,25 +103,32 @@ def scatter() -> str:
     quantities: dict[str, list[str]] = {}
     for m in VOLATILITY.values():
         quantity, _, statistic = m.key.rpartition("_")
-        quantities.setdefault(f"`{quantity}_…`, of {m.label.split(' of ')[-1]}", []).append(
-            f"`{statistic}`"
-        )
-        assert m.formula.endswith("in the bin of μ")
-    return "".join(f"* {of}: {', '.join(keys)}\n" for of, keys in quantities.items())
+        quantities.setdefault(quantity, []).append(f"`_{statistic}`")
+        assert m.formula.endswith("in the bin of μ") and m.source == f"{DPPO}, Fig. 2"
+    (statistics,) = {", ".join(found) for found in quantities.values()}
+    return f"{', '.join(f'`{quantity}`' for quantity in quantities)} + {statistics}\n"
 
 
-def first_paragraph(module: ModuleType) -> str:
-    return " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())
+def source_of(rule: ModuleType) -> str:
+    """The paragraph of its docstring that names its source."""
+    paragraphs = (inspect.getdoc(rule) or "").split("\n\nSource: ")
+    return short(" ".join(paragraphs[-1].split()).removesuffix(".")) if paragraphs[1:] else ""
+
+
+_GREEK = {"β": "beta", "τ": "tau", "α": "alpha", "ε": "epsilon", "λ": "lambda"}
 
 
 def parameters(module: ModuleType, values: Mapping[str, Any]) -> str:
+    """`max_kl` 0.05, with its letter where the name does not show it."""
     letters = trust_regions.symbols(module)
-    return ", ".join(
-        f"{letters.get(name, '')} `{name}` {value:g}".strip()
-        if isinstance(value, float)
-        else f"{letters.get(name, '')} `{name}` {value}".strip()
-        for name, value in values.items()
-    )
+    given = []
+    for name, value in values.items():
+        letter = letters.get(name, "")
+        root, _, side = letter.partition("_")
+        shown = _GREEK.get(root, root) in name or (side and name.endswith(side))
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        given.append(f"{'' if shown else letter} `{name}` {number}".strip())
+    return ", ".join(given)
 
 
 def masks() -> str:
@@ -138,7 +137,7 @@ def masks() -> str:
         mask = Mask(name)
         formula = mask.formula.removesuffix(f" ({mask.settings})")
         given = parameters(mask.module, mask.parameters)
-        rows.append([f"`{name}`", formula, given, short(first_paragraph(mask.module))])
+        rows.append([f"`{name}`", formula, given, source_of(mask.module)])
     return table("| mask | blocks when | thresholds | source |", rows)
 
 
@@ -152,44 +151,43 @@ def weight_functions() -> str:
             if name != "capped-ratio"
             else "max(min(r, C), floor)"
         )
-        rows.append([f"`{name}`", formula, given, first_paragraph(module)])
+        rows.append([f"`{name}`", formula, given, source_of(module)])
     return table("| weight | formula | parameters | source |", rows)
 
 
 def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:
-    rows = []
-    for row in named.values():
-        names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
-        blocking = ", ".join(f"`{applied(mask)}`" for mask in row.masks)
-        weight = " · ".join(
-            str(factor) if factor.function == "capped-ratio" else f"`{applied(factor)}`"
-            for factor in row.weight
-        )
-        if row.term is not None:
-            weight = f"{weight or '1'}; term `{applied(row.term)}`"
-        rows.append(
-            [", ".join(f"`{name}`" for name in names), blocking, weight or "1", short(row.source)]
-        )
-    return table("| algorithm | masks | weight | source |", rows)
+    return table("| algorithm | masks | weight |", [composed(row) for row in named.values()])
+
+
+def composed(row: Algorithm) -> list[str]:
+    """The names of an algorithm, its masks, and its weight with its term."""
+    names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
+    blocking = ", ".join(f"`{applied(mask)}`" for mask in row.masks)
+    weight = " · ".join(
+        str(factor) if factor.function == "capped-ratio" else f"`{applied(factor)}`"
+        for factor in row.weight
+    )
+    if row.term is not None:
+        weight = f"{weight or '1'}; term `{applied(row.term)}`"
+    return [", ".join(f"`{name}`" for name in names), blocking, weight or "1"]
 
 
 def applied(rule: Mask | Factor) -> str:
-    """A rule as a function of its ratio: `ratio-clip(r′, ε = 0.2)`, `icepop(ρ, [0.5, 5])`."""
-    values = dict(rule.parameters)
+    """A rule as a function of its ratio and thresholds: `ratio-clip(r′, 0.2)`, `icepop(ρ, [0.5,
+    5])`; those that differ from the rule's own, where there are several of a kind.
+    """
+    letters, values = trust_regions.symbols(rule.module), dict(rule.parameters)
     given = [str(rule.ratio)]
     if isinstance(rule, Mask):
-        defaults = trust_regions.thresholds(rule.module)
+        defaults: Mapping[str, Any] = trust_regions.thresholds(rule.module)
         if "band_low" in values:
             given.append(f"[{values.pop('band_low'):g}, {values.pop('band_high'):g}]")
-        given += [rule.settings] if rule.settings else []
-        values = {
-            name: value
-            for name, value in values.items()
-            if name not in trust_regions.symbols(rule.module)
-        }
+        if rule.settings:
+            one = rule.settings.count("=") == 1
+            given.append(rule.settings.partition(" = ")[2] if one else rule.settings)
+        values = {name: value for name, value in values.items() if name not in letters}
     else:
         defaults = weights.parameters(rule.module)
-    letters = trust_regions.symbols(rule.module)
     given += [
         f"{letters.get(name, name)} = {value}"
         for name, value in values.items()
@@ -271,13 +269,13 @@ def columns() -> str:
     return table("| column | type | meaning |", rows)
 
 
+CHOOSING = DOCS / "choosing-a-threshold.md"
 NORMAL, KNOBS = DOCS / "normal.md", DOCS / "which-knob.md"
 ROUTES, SCHEMA, SUMMARY = (
     DOCS / "json" / f"{name}.md" for name in ("routing", "schema", "summary")
 )
 PARTS = {
     (PAGE, "volatility"): scatter,
-    (PAGE, "vectors"): vectors,
     (PAGE, "masks"): masks,
     (PAGE, "weights"): weight_functions,
     (PAGE, "algorithms"): algorithms,
@@ -287,6 +285,7 @@ PARTS = {
     (SCHEMA, "columns"): columns,
     (SUMMARY, "metrics"): lambda: metrics(METRICS),
     (ROUTES, "routing"): lambda: metrics(ROUTING),
+    (CHOOSING, "vectors"): vectors,
     (NORMAL, "rosetta"): rosetta,
     (KNOBS, "findings"): findings,
 }
@@ -324,10 +323,20 @@ def test_the_settings_of_vllm_have_these_names():
     assert flags <= params
 
 
-def test_every_mask_names_its_source():
-    for name in registry.names(trust_regions.PACKAGE):
-        doc = inspect.getdoc(Mask(name).module) or ""
-        assert name == "none" or re.search(r"arXiv|Source:|\(", doc), name
+def test_every_mask_and_weight_names_its_source():
+    for package, find in (
+        (trust_regions.PACKAGE, trust_regions.find),
+        (weights.PACKAGE, weights.find),
+    ):
+        for name in registry.names(package):
+            assert name == "none" or source_of(find(name)), name
+
+
+def test_every_paper_of_an_algorithm_is_on_the_page():
+    """The table has no column for them: most are those of its masks and weights."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, row in {**TABLE, **VARIANTS}.items():
+        assert all(paper in text for paper in re.findall(r"\d{4}\.\d{5}", row.source)), name
 
 
 def test_the_vectors_are_those_of_the_paper():

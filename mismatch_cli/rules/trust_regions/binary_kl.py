@@ -1,4 +1,7 @@
-"""DPPO-Binary-KL: over the sampled token and all others (arXiv 2602.04879 eq. 12 and 14)."""
+"""DPPO-Binary-KL: a limit on KL(q‖p) over {sampled token, any other}.
+
+Source: DPPO-Binary-KL, arXiv 2602.04879 eq. 12 and 14.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import not_negative, one_sided, sides, signed

@@ -1,12 +1,15 @@
-"""KPop: whatever the advantage (Ling and Ring 2.6, which give no φ; prime-rl's is 0.1, AReaL's
-example's 2; the authors' blog found 0.75 best for math).
+"""KPop: a limit on the binary KL in both directions, whatever the advantage.
 
-They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and equal
-policies have KL 0.
+The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best
+for math. They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and
+equal policies have KL 0.
 
 AReaL's float32 code drops every token whose p or q rounds to 1 (within 3e-8, log p above −3e-8),
 the most certain ones: 1 − 1e-8 is 1 there, the KL is NaN, and NaN is not at most φ. Here such a
 token is kept, as the formula says.
+
+Source: KPop of Ling and Ring 2.6, which give no φ: prime-rl's is 0.1, AReaL's example's 2, the
+blog's best for math 0.75.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

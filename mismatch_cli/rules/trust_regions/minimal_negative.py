@@ -1,6 +1,7 @@
-"""The minimal mask: blocks only bad updates (DPPO, arXiv 2602.04879, figure 5).
+"""The minimal mask: blocks only bad updates, negative samples of tokens that already lost much
+probability.
 
-These are negative samples of tokens that already lost much probability.
+Source: DPPO, arXiv 2602.04879, figure 5.
 """
 
 from mismatch_cli.base.arrays import Array

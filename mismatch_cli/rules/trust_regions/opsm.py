@@ -1,4 +1,7 @@
-"""Off-policy sequence masking (slime, after DeepSeek-V3.2)."""
+"""Off-policy sequence masking: drops negative responses that the policy has left.
+
+Source: DeepSeek-V3.2; slime.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import not_negative

@@ -1,4 +1,7 @@
-"""Symmetric: whatever the advantage (prime-rl's IPO loss)."""
+"""Symmetric probability difference: drops tokens that moved far, whatever their advantage.
+
+Source: prime-rl's IPO loss.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import shares

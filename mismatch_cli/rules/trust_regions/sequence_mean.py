@@ -1,7 +1,9 @@
-"""MIS, masked importance sampling, by the geometric mean (NeMo-RL `seq-mask-tis`, OpenRLHF, SkyRL;
-verl `rollout_rs=seq_mean_k1`, mirrored).
+"""Masked importance sampling (MIS) by a response's geometric mean ratio.
 
-verl bounds the mean of −log ρ: its band [low, high] is [1/high, 1/low] here.
+OpenRLHF and SkyRL do the same as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log
+ρ: its band [low, high] is [1/high, 1/low] here.
+
+Source: NeMo-RL `seq-mask-tis`, OpenRLHF, SkyRL; verl, mirrored.
 """
 
 from mismatch_cli.base.arrays import Array

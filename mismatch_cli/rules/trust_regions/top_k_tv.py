@@ -1,4 +1,7 @@
-"""DPPO-TopK-TV: over the same parts (arXiv 2602.04879 eq. 12 and 15)."""
+"""DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others}.
+
+Source: DPPO-TopK-TV, arXiv 2602.04879 eq. 12 and 15.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import one_sided, ranks, shares, sides, signed

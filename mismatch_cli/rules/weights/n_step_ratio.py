@@ -1,7 +1,9 @@
-"""NFPO (arXiv 2605.20865, from its abstract, which gives neither N nor a mask).
+"""NFPO: the token's ratio times those of the next N − 1 tokens.
 
-The token's ratio times those of the next N − 1 tokens: N = 1 is r, N = |y| the ratio of the rest of
-the response.
+N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not
+available; `steps` sets N.
+
+Source: NFPO, arXiv 2605.20865, whose abstract gives neither N nor mask.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

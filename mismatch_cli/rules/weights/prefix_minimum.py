@@ -1,8 +1,9 @@
-"""MinPRO (arXiv 2601.22718), detached; m is 1 for the first token. The bounds are DAPO's: the
-paper's were not available.
+"""MinPRO: the token's ratio times the smallest earlier one, a proxy for the prefix's ratio.
 
-weight = sg[clip(m_t r_t, 1 − ε_low, 1 + ε_high)] with m_t = min over earlier tokens, a proxy for
-the prefix's ratio.
+weight = sg[clip(m_t r_t, 1 − ε_low, 1 + ε_high)] with m_t = min over earlier tokens, 1 for the
+first. The paper's bounds were not available; these are DAPO's.
+
+Source: MinPRO, arXiv 2601.22718; the bounds are DAPO's, as its own were not available.
 """
 
 from mismatch_cli.base.arrays import Array, clamp, namespace
