@@ -24,7 +24,7 @@ THEORY = table(
          f"{DPPO}, eq. 6"),
     _row("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{DPPO}, eq. 6"),
     _row("quadratic_bound", "quadratic bound",
-         "L′ − 2 ξ T(T − 1) D_max², with ξ, T and D_max the sample's largest",
+         "L′ − 2 ξ T(T − 1) D_max²",
          "reward", f"{DPPO}, eq. 7"),
     _row("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward",
          f"{DPPO}, eq. 8"),
@@ -37,12 +37,10 @@ THEORY = table(
     _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
     _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
     _row("tv_max", "largest TV",
-         "D_max, the sample's largest: of the full TV if the trace has it, else of |π − μ|, "
-         "which is smaller",
+         "D_max: of the full TV if the trace has it, else of |π − μ|, which is smaller",
          "probability", f"{DPPO}, eq. 7"),
     _row("kl_max", "largest KL",
-         "KL_max, the sample's largest KL(μ‖π): of the full KL if the trace has it, else of the "
-         "binary KL, which is smaller",
+         "KL_max: of the full KL(μ‖π) if the trace has it, else of the binary KL, which is smaller",
          "nats", f"{DPPO}, eq. 14"),
     _row("tv_of_kl", "largest TV by KL",
          "min(1, √(KL_max / 2)), the largest TV that this KL allows",
@@ -148,12 +146,12 @@ CLIPPING = table(
 
 TRAINING = table(
     _row("reward", "final reward",
-         f"mean reward of the batch, over the last {LAST} steps that the runs share", "reward",
+         f"mean reward of the last {LAST} steps that the runs share", "reward",
          _COMMON),
     _row("area", "area under the reward",
          "mean reward over the steps that the runs share", "reward", _COMMON),
     _row("steps_to_reward", "steps to a reward",
-         "the step at which the reward first is R or more, linear between steps; R is half-way "
+         "the first step with a reward of R or more, linear between steps; R is half-way "
          "from the mean of the algorithms at the first shared step to the highest mean of any", "1",
          _COMMON),
     _row("seconds_to_reward", "seconds to a reward",
@@ -165,11 +163,11 @@ TRAINING = table(
          "mean reward of the last evaluation (share of answers that are graded right)",
          "share", _COMMON),
     _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
-         f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps",
+         f"mean over tokens of |π − μ| at equal weights, first {FIRST} steps",
          "probability",
          f"{DPPO}, Fig. 3"),
     _row("abs_dp_last", f"mean |π − μ|, last {LAST} steps",
-         f"mean over tokens of |π − μ| at equal weights, over the last {LAST} steps", "probability",
+         f"mean over tokens of |π − μ| at equal weights, last {LAST} steps", "probability",
          f"{DPPO}, Fig. 3"),
     replace(CLIPPING["over_negative"], key="bad_over_negative",
             formula=(

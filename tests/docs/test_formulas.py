@@ -61,7 +61,7 @@ def metrics(rows_by_key: Mapping[str, Metric]) -> str:
 _SAID_ABOVE = (
     (r"(DPPO[\w-]*), arXiv 2602\.04879(v3)?,?", r"\1"),
     (", with its default loss|: nothing is recomputed|: its scaling runs, C = 5", ""),
-    ("^elementary$", ""),
+    ("^elementary$|arXiv (?=\\d)", ""),
     ("mean over responses of ", "E_y "),
     (r"mean over (all )?tokens of ", "E "),
     (r"(^|· |/ )mean of (?=[(R−Σπ])", r"\1E "),
@@ -84,18 +84,26 @@ def numbers(rows_by_key: Mapping[str, Metric]) -> str:
     for m in rows_by_key.values():
         formula = short(m.formula)
         said = {word[:4] for word in f"{m.key} {formula}".replace("_", " ").split()}
-        named = {word[:4].strip(",") for word in m.label.split()} - _FILLERS <= said
-        rows.append([f"`{m.key}`", "" if named else m.label, formula, short(m.source)])
-    return table("| key | name | formula | source |", rows)
+        said |= {"mean"} if said & {"E", "E_y"} else set()
+        named = {word[:4].strip(",") for word in m.label.split() if word not in _FILLERS} <= said
+        rows.append(
+            [
+                f"`{m.key}`",
+                "" if named else m.label,
+                formula,
+                short(m.source).removeprefix("DPPO "),
+            ]
+        )
+    return table("| key | name | formula | source, in DPPO |", rows)
 
 
 def of_runs() -> str:
     """The metrics of `TRAINING` without those of `CLIPPING`, which the page says once."""
     again = {m.label for m in CLIPPING.values() if m.key not in ("reward", "ratio")}
-    named = [m.key for m in TRAINING.values() if m.label in again]
+    named = [m.key for m in TRAINING.values() if m.label in again or m.key[:8] == "blocked_"]
     own = {key: m for key, m in TRAINING.items() if key not in named}
     same = ", ".join(f"`{key}`" for key in named)
-    return f"{numbers(own)}\nAs in the table above, mean over steps: {same}.\n"
+    return f"{numbers(own)}\nAs in the table above, of either sign of A or both, mean over steps: {same}.\n"
 
 
 def scatter() -> str:
