@@ -160,7 +160,7 @@ TRAINING = table(
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",
-         "mean reward of the last evaluation (share of answers that are graded right)",
+         "mean reward of the last evaluation",
          "share", _COMMON),
     _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
          f"mean over tokens of |π − μ| at equal weights, first {FIRST} steps",
@@ -205,7 +205,7 @@ TRAINING = table(
     _row("grad_norm", "gradient norm", "norm of the gradient of an update, median over steps", "1",
          _COMMON),
     _row("length", "response length",
-         f"mean tokens written by the model in a response, last {LAST} steps",
+         f"mean tokens of the model in a response, last {LAST} steps",
          "tokens", _COMMON),
     _row("turns", "turns", f"mean turns of the model in an episode, last {LAST} steps", "1",
          _COMMON),
@@ -218,12 +218,12 @@ TRAINING = table(
          "steps at which the engine was shown to sample with the new weights / steps", "1",
          _COMMON),
     _row("weights_changed", "weights changed in the engine",
-         "share of the trained weights whose value in the engine's dtype changes in a step, last "
+         "share of the trained weights that change in the engine's dtype in a step, last "
          f"{LAST} checks",
          "share", _COMMON),
     _row("rounding_gap", "|π − μ| by rounding",
-         "mean |π − μ| between the trainer that learns and the trainer with the weights that the "
-         f"engine was sent, last {LAST} checks", "probability", _COMMON),
+         "mean |π − μ| between the trainer that learns and the trainer with the weights sent to the "
+         f"engine, last {LAST} checks", "probability", _COMMON),
     _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
 )
 # fmt: on

@@ -60,16 +60,14 @@ def metrics(rows_by_key: Mapping[str, Metric]) -> str:
 # What the page says once, above its tables.
 _SAID_ABOVE = (
     (r"(DPPO[\w-]*), arXiv 2602\.04879(v3)?,?", r"\1"),
-    (", with its default loss|: nothing is recomputed|: its scaling runs, C = 5", ""),
     ("^elementary$|arXiv (?=\\d)", ""),
-    ("mean over responses of ", "E_y "),
-    (r"mean over (all )?tokens of ", "E "),
-    (r"(^|· |/ )mean of (?=[(R−Σπ])", r"\1E "),
+    (r"mean over responses of |mean of (?=R |Σ|\(w)", "E_y "),
+    (r"mean over (all )?tokens of (?=[|(])|mean of (?=−Σ|π/μ)", "E "),
     ("number of tokens", "tokens"),
     ("number with", "tokens with"),
     ("−Σ π log π over the vocabulary", "entropy"),
 )
-_FILLERS = {"of", "the", "at", "by", "in", "where", "among", "tokens"}
+_SYMBOLS = {"L′", "Δ", "ξ", "T"}
 
 
 def short(text: str) -> str:
@@ -79,22 +77,18 @@ def short(text: str) -> str:
 
 
 def numbers(rows_by_key: Mapping[str, Metric]) -> str:
-    """Metrics of updates, with their names where key and formula do not say most of them."""
+    """Metrics of updates, with their names where key and formula do not remind of them."""
     rows = []
     for m in rows_by_key.values():
         formula = short(m.formula)
-        said = {word[:4] for word in f"{m.key} {formula}".replace("_", " ").split()}
-        said |= {"mean"} if said & {"E", "E_y"} else set()
-        named = {word[:4].strip(",") for word in m.label.split() if word not in _FILLERS} <= said
-        rows.append(
-            [
-                f"`{m.key}`",
-                "" if named else m.label,
-                formula,
-                short(m.source).removeprefix("DPPO "),
-            ]
-        )
-    return table("| key | name | formula | source, in DPPO |", rows)
+        named = _stems(m.label) & _stems(m.key.replace("_", " ")) or formula.startswith(m.label)
+        name = f", {m.label}" if not named or set(m.label.split()) & _SYMBOLS else ""
+        rows.append([f"`{m.key}`{name}", formula, short(m.source).removeprefix("DPPO ")])
+    return table("| number | formula | source (eq., Fig., App.: DPPO) |", rows)
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:4].lower() for word in re.findall(r"[^\W\d_]+", text)}
 
 
 def of_runs() -> str:

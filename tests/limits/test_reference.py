@@ -7,17 +7,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.judge import BROKEN, HEALTHY
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.limits.published_sets import about_sets
 from mismatch_cli.limits.reference import MeasuredRange, reference
 from mismatch_cli.metrics.gap_table import METRICS
-from tests.paths import DOCS
+from tests.docs.pages import DOCS, is_renewed, renewed
 
 PAGE = DOCS / "published-limits.md"
-MARK = "<!-- generated -->\n"
-USUAL = "The mean |Δlog p| of models without a fault"
 # What the page says once, above its tables.
 _SAID_ABOVE = re.compile(
     "HF sdpa on an RTX 4090, (its own samples scored at )?batch 1 and 8(, [0-9,]+ tokens)?"
@@ -29,34 +29,21 @@ _SAID_ABOVE = re.compile(
 )
 
 
-def tables() -> str:
-    sections = {"Published limits": limits(), "Measured by others": measured(), USUAL: usual()}
-    return (
-        "\n".join(
-            line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)
-        ).lstrip()
-        + "\n"
-    )
-
-
 def limits() -> Iterator[str]:
-    yield "| whose | metric | ours | healthy | broken unless | for | set | source |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| whose (set) | metric, ours | limit | source |"
+    yield "|---|---|---|---|"
     for row in published():
         says = "" if "CI" in row.who or "nightly" in row.who else row.says
         note = "; ".join(filter(None, (says, _short(row.note))))
-        levels = [
-            row.text(level) if getattr(row, level) is not None else ""
-            for level in (HEALTHY, BROKEN)
-        ]
-        ours = "same name" if ":" in row.metric else f"`{row.metric}`{_pair(row)}"
+        levels = [row.text(BROKEN)]
+        if row.has_two_levels:
+            levels = [f"healthy {row.text(HEALTHY)}", f"broken unless {row.text(BROKEN)}"]
+        ours = "" if ":" in row.metric else f", `{row.metric}`{_pair(row)}"
+        models = _models(row)
         yield _line(
-            row.who,
-            f"`{row.name}`",
-            ours,
-            *levels,
-            _models(row),
-            f"`{row.gate}`" if row.gate else "",
+            f"{row.who} (`{row.gate}`)" if row.gate else row.who,
+            f"`{row.name}`{ours}",
+            ", ".join(levels) + (f" ({models})" if models else ""),
             f"{dated(row)}: {note}" if note else dated(row),
         )
 
@@ -120,6 +107,9 @@ def dated(row: Published | MeasuredRange, source: str = "") -> str:
     return f"{source} ({row.date})" if row.date else source
 
 
+PARTS = {"limits": limits, "measured": measured, "usual": usual}
+
+
 def test_every_row_has_a_source_and_a_metric():
     for row in published():
         framework, colon, name = row.metric.rpartition(":")
@@ -161,18 +151,18 @@ def test_every_measured_and_usual_row_has_a_source():
 
 def test_what_the_table_leaves_out_is_said_above_it():
     """Of the sources whose rows it shortens, and of those with a value of its own."""
-    above = PAGE.read_text(encoding="utf-8").split(MARK)[0]
+    above = PAGE.read_text(encoding="utf-8")
     for row in reference().measured:
         publisher = re.split(r"[ /]", row.source)[0]
         if row.derived or _short(row.setup) != row.setup:
             assert f"* **{publisher}**" in above, row.source
 
 
-def test_the_page_is_up_to_date():
-    _, generated = PAGE.read_text(encoding="utf-8").split(MARK)
-    assert generated.strip() == tables().strip()
+@pytest.mark.parametrize("part", PARTS)
+def test_the_page_is_up_to_date(part):
+    assert is_renewed(PAGE, part, "\n".join(PARTS[part]()))
 
 
 if __name__ == "__main__":
-    start, _ = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{start}{MARK}\n{tables()}", encoding="utf-8")
+    for part, make in PARTS.items():
+        renewed(PAGE, part, "\n".join(make()))

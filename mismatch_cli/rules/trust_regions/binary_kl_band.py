@@ -8,8 +8,7 @@ AReaL's float32 code drops every token whose p or q rounds to 1 (within 3e-8, lo
 the most certain ones: 1 − 1e-8 is 1 there, the KL is NaN, and NaN is not at most φ. Here such a
 token is kept, as the formula says.
 
-Source: KPop of Ling and Ring 2.6, which give no φ: prime-rl's is 0.1, AReaL's example's 2, the
-blog's best for math 0.75.
+Source: KPop of Ling and Ring 2.6, which give no φ; 0.1 is prime-rl's, 2 AReaL's, 0.75 the blog's.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

@@ -3,8 +3,7 @@
 NVIDIA's configurations have [0.5, 5] or [0.2, 5]. In verl it is `rollout_is=token` with two
 thresholds; `rollout_rs=token_k1` bounds −log ρ: its band [low, high] is [1/high, 1/low] here.
 
-Source: IcePop of the Ling team; NeMo-RL, slime, verl `rollout_is=token`; NVIDIA's bands are [0.5,
-5] and [0.2, 5].
+Source: IcePop of the Ling team; NeMo-RL, slime, verl `rollout_is=token`.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -3,7 +3,7 @@
 N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not
 available; `steps` sets N.
 
-Source: NFPO, arXiv 2605.20865, whose abstract gives neither N nor mask.
+Source: NFPO, arXiv 2605.20865, by its abstract, without N.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

@@ -3,7 +3,7 @@
 weight = sg[clip(m_t r_t, 1 − ε_low, 1 + ε_high)] with m_t = min over earlier tokens, 1 for the
 first. The paper's bounds were not available; these are DAPO's.
 
-Source: MinPRO, arXiv 2601.22718; the bounds are DAPO's, as its own were not available.
+Source: MinPRO, arXiv 2601.22718; bounds of DAPO.
 """
 
 from mismatch_cli.base.arrays import Array, clamp, namespace
