@@ -82,6 +82,7 @@ def numbers(rows_by_key: Mapping[str, Metric]) -> str:
     for m in rows_by_key.values():
         formula = short(m.formula)
         named = _stems(m.label) & _stems(m.key.replace("_", " ")) or formula.startswith(m.label)
+        named = named or len(_stems(m.label) & _stems(formula)) > 2
         name = f", {m.label}" if not named or set(m.label.split()) & _SYMBOLS else ""
         rows.append([f"`{m.key}`{name}", formula, short(m.source).removeprefix("DPPO ")])
     return table("| number | formula | source (eq., Fig., App.: DPPO) |", rows)

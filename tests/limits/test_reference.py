@@ -26,6 +26,9 @@ _SAID_ABOVE = re.compile(
     "|vLLM 0.12 against HF(, )?|(, )?[0-9]+k tokens( sampled in bf16)?"
     "|an example of monitoring in the documentation(; )?"
     "|Tinker names both estimators and one number(; )?"
+    # What its levels show already, or what decides nothing; JSON has all of it
+    "|below 0.005 under normal circumstances; |0.5 is the line named Good.*"
+    "|one threshold; |, set from a measured [0-9.]+|; its fork vime has the same limit"
 )
 
 

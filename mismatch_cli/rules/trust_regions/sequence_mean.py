@@ -3,7 +3,7 @@
 OpenRLHF and SkyRL do the same as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log
 ρ: its band [low, high] is [1/high, 1/low] here.
 
-Source: NeMo-RL `seq-mask-tis`, OpenRLHF, SkyRL; verl, mirrored.
+Source: NeMo-RL `seq-mask-tis`, OpenRLHF, SkyRL; verl `rollout_rs=seq_mean_k1`.
 """
 
 from mismatch_cli.base.arrays import Array
