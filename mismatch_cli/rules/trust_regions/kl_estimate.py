@@ -5,7 +5,7 @@ log p − log q, which verl first clamps to ±20. Its options are `{token, seq_s
 seq_max}_{k2, k3}`; TRM-Max is the maximum, TRM-Avg the mean. Its `_k1` bands are `icepop`,
 `sequence-product` and `sequence-mean` here.
 
-Source: TRM, arXiv 2512.23075: TRM-Max is the maximum, TRM-Avg the mean; verl `rollout_rs`.
+Source: TRM, arXiv 2512.23075; verl `rollout_rs`.
 """
 
 from mismatch_cli.base.arrays import Array, clamp

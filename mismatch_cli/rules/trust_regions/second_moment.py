@@ -4,7 +4,7 @@ The mean is over the batch. The paper counts and drops only tokens that PPO's cl
 that the update moves further away. AReaL counts all tokens, on the engine gap, in each micro-batch,
 which a trace does not record.
 
-Source: M2PO, arXiv 2510.01161; AReaL counts all tokens.
+Source: M2PO, arXiv 2510.01161.
 """
 
 from collections.abc import Sequence
