@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "MismatchError", "Recorder", "Run", "UsageError", "__version__", "open"]
 __version__ = "0.1.0"
 
-# Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). docs/formulas.md lists what other
-# versions number differently.
+# Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). Earlier versions do not number
+# equations 8 and 23; in them, equations 9, 10 and 11 are 8, 9 and 10, equation 12 is 11 and 12, and
+# appendices A to F are B to G.
 DPPO = "DPPO, arXiv 2602.04879v3"
 
 _MODULES = {

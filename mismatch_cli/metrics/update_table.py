@@ -24,7 +24,7 @@ THEORY = table(
          f"{DPPO}, eq. 6"),
     _row("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{DPPO}, eq. 6"),
     _row("quadratic_bound", "quadratic bound",
-         "L′ − 2 ξ T(T − 1) D_max², with ξ, T and D_max the sample's largest",
+         "L′ − 2 ξ T(T − 1) D_max²",
          "reward", f"{DPPO}, eq. 7"),
     _row("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward",
          f"{DPPO}, eq. 8"),
@@ -37,12 +37,10 @@ THEORY = table(
     _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
     _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
     _row("tv_max", "largest TV",
-         "D_max, the sample's largest: of the full TV if the trace has it, else of |π − μ|, "
-         "which is smaller",
+         "D_max: of the full TV if the trace has it, else of |π − μ|, which is smaller",
          "probability", f"{DPPO}, eq. 7"),
     _row("kl_max", "largest KL",
-         "KL_max, the sample's largest KL(μ‖π): of the full KL if the trace has it, else of the "
-         "binary KL, which is smaller",
+         "KL_max: of the full KL(μ‖π) if the trace has it, else of the binary KL, which is smaller",
          "nats", f"{DPPO}, eq. 14"),
     _row("tv_of_kl", "largest TV by KL",
          "min(1, √(KL_max / 2)), the largest TV that this KL allows",
@@ -148,12 +146,12 @@ CLIPPING = table(
 
 TRAINING = table(
     _row("reward", "final reward",
-         f"mean reward of the batch, over the last {LAST} steps that the runs share", "reward",
+         f"mean reward of the last {LAST} steps that the runs share", "reward",
          _COMMON),
     _row("area", "area under the reward",
          "mean reward over the steps that the runs share", "reward", _COMMON),
     _row("steps_to_reward", "steps to a reward",
-         "the step at which the reward first is R or more, linear between steps; R is half-way "
+         "the first step with a reward of R or more, linear between steps; R is half-way "
          "from the mean of the algorithms at the first shared step to the highest mean of any", "1",
          _COMMON),
     _row("seconds_to_reward", "seconds to a reward",
@@ -162,14 +160,14 @@ TRAINING = table(
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",
-         "mean reward of the last evaluation (share of answers that are graded right)",
+         "mean reward of the last evaluation",
          "share", _COMMON),
     _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
-         f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps",
+         f"mean over tokens of |π − μ| at equal weights, first {FIRST} steps",
          "probability",
          f"{DPPO}, Fig. 3"),
     _row("abs_dp_last", f"mean |π − μ|, last {LAST} steps",
-         f"mean over tokens of |π − μ| at equal weights, over the last {LAST} steps", "probability",
+         f"mean over tokens of |π − μ| at equal weights, last {LAST} steps", "probability",
          f"{DPPO}, Fig. 3"),
     replace(CLIPPING["over_negative"], key="bad_over_negative",
             formula=(
@@ -207,7 +205,7 @@ TRAINING = table(
     _row("grad_norm", "gradient norm", "norm of the gradient of an update, median over steps", "1",
          _COMMON),
     _row("length", "response length",
-         f"mean tokens written by the model in a response, last {LAST} steps",
+         f"mean tokens of the model in a response, last {LAST} steps",
          "tokens", _COMMON),
     _row("turns", "turns", f"mean turns of the model in an episode, last {LAST} steps", "1",
          _COMMON),
@@ -220,12 +218,12 @@ TRAINING = table(
          "steps at which the engine was shown to sample with the new weights / steps", "1",
          _COMMON),
     _row("weights_changed", "weights changed in the engine",
-         "share of the trained weights whose value in the engine's dtype changes in a step, last "
+         "share of the trained weights that change in the engine's dtype in a step, last "
          f"{LAST} checks",
          "share", _COMMON),
     _row("rounding_gap", "|π − μ| by rounding",
-         "mean |π − μ| between the trainer that learns and the trainer with the weights that the "
-         f"engine was sent, last {LAST} checks", "probability", _COMMON),
+         "mean |π − μ| between the trainer that learns and the trainer with the weights sent to the "
+         f"engine, last {LAST} checks", "probability", _COMMON),
     _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
 )
 # fmt: on

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from math import erf, exp, pi, sqrt
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -63,14 +64,9 @@ def table(head: str, rows: list[list[str]]) -> str:
     return "\n".join([head, "|" + "---|" * (len(head.split(" | "))), *lines]) + "\n"
 
 
-def metrics(rows_by_key: Mapping[str, Metric]) -> str:
-    rows = [[f"`{m.key}`", m.label, m.formula, m.unit, m.source] for m in rows_by_key.values()]
-    return table("| key | name | formula | unit | source |", rows)
-
-
 def looked_up(rows_by_key: Mapping[str, Metric]) -> str:
-    """The same for pages of keys: without names, units of plain numbers, and sources other than
-    papers, since docs/dialects.md has those of frameworks.
+    """Metrics for pages of keys, without units of plain numbers, and without sources other than
+    papers: `report --as` has those of frameworks.
     """
     rows = []
     for m in rows_by_key.values():
@@ -82,46 +78,110 @@ def looked_up(rows_by_key: Mapping[str, Metric]) -> str:
     return table("| key | formula | unit | source |", rows)
 
 
+def short(source: str) -> str:
+    """A source without what the page says once, above its tables."""
+    if source == "elementary":
+        return ""
+    return re.sub(r"arXiv 2602\.04879(v3)?,? ?", "", source).replace("arXiv ", "").strip()
+
+
+def numbers(rows_by_key: Mapping[str, Metric]) -> str:
+    """Metrics of updates."""
+    rows = []
+    for m in rows_by_key.values():
+        rows.append([f"`{m.key}`", m.formula, short(m.source).removeprefix("DPPO, ")])
+    return table("| number | formula | source (eq., Fig., App.: DPPO) |", rows)
+
+
+def of_runs() -> str:
+    """The metrics of `TRAINING` without those of `CLIPPING`, which the page says once."""
+    again = {m.label for m in CLIPPING.values() if m.key not in ("reward", "ratio")}
+    named = [m.key for m in TRAINING.values() if m.label in again or m.key[:8] == "blocked_"]
+    own = {key: m for key, m in TRAINING.items() if key not in named}
+    same = ", ".join(f"`{key}`" for key in named)
+    return f"{numbers(own)}\nAs in the table above, of either sign of A or both, mean over steps: {same}.\n"
+
+
+def scatter() -> str:
+    """The numbers in a bin of μ, by what they are the spread of."""
+    quantities: dict[str, list[str]] = {}
+    for m in VOLATILITY.values():
+        quantity, _, statistic = m.key.rpartition("_")
+        quantities.setdefault(quantity, []).append(f"`_{statistic}`")
+        assert m.formula.endswith("in the bin of μ") and m.source == f"{DPPO}, Fig. 2"
+    (statistics,) = {", ".join(found) for found in quantities.values()}
+    return f"{', '.join(f'`{quantity}`' for quantity in quantities)} + {statistics}\n"
+
+
+def source_of(rule: ModuleType) -> str:
+    """The paragraph of its docstring that names its source."""
+    paragraphs = (inspect.getdoc(rule) or "").split("\n\nSource: ")
+    return short(" ".join(paragraphs[-1].split()).removesuffix(".")) if paragraphs[1:] else ""
+
+
+def parameters(module: ModuleType, values: Mapping[str, Any]) -> str:
+    """`δ max_kl 0.05`: each with its letter, if it has one, and its default."""
+    letters = trust_regions.symbols(module)
+    given = []
+    for name, value in values.items():
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        given.append(f"{letters.get(name, '')} `{name}` {number}".strip())
+    return ", ".join(given)
+
+
 def masks() -> str:
     rows = []
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
-        letters = trust_regions.symbols(mask.module)
-        given = ", ".join(
-            f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items()
-        )
-        source = inspect.getdoc(mask.module) or ""
-        rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
-    return table("| mask | blocks when | thresholds | description and source |", rows)
+        formula = mask.formula.removesuffix(f" ({mask.settings})")
+        given = parameters(mask.module, mask.parameters)
+        rows.append([f"`{name}`", formula, given, source_of(mask.module)])
+    return table("| mask | blocks when | thresholds | source |", rows)
 
 
 def weight_functions() -> str:
     rows = []
     for name in registry.names(weights.PACKAGE):
         module = weights.find(name)
-        letters = trust_regions.symbols(module)
-        given = ", ".join(
-            f"{letters.get(p, '')} `{p}` {x:g}".strip()
-            for p, x in weights.parameters(module).items()
-        )
+        given = parameters(module, weights.parameters(module))
         formula = (
             str(Factor(TRAINER_ROLLOUT, name))
             if name != "capped-ratio"
             else "max(min(r, C), floor)"
         )
-        rows.append([f"`{name}`", formula, given, " ".join((inspect.getdoc(module) or "").split())])
-    return table("| weight | formula | parameters | description and source |", rows)
+        rows.append([f"`{name}`", formula, given, source_of(module)])
+    return table("| weight | formula | parameters | source |", rows)
 
 
 def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:
-    rows = []
-    for row in named.values():
-        names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
-        blocked, weight = row.formulas
-        rows.append(
-            [", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source]
-        )
-    return table("| algorithm | blocks when | weight | anchor | source |", rows)
+    return table("| algorithm | masks | weight |", [composed(row) for row in named.values()])
+
+
+def composed(row: Algorithm) -> list[str]:
+    """The names of an algorithm, its masks, and its weight with its term."""
+    names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
+    blocking = ", ".join(f"`{applied(mask)}`" for mask in row.masks)
+    weight = " · ".join(
+        str(factor) if factor.function == "capped-ratio" else f"`{applied(factor)}`"
+        for factor in row.weight
+    )
+    if row.term is not None:
+        weight = f"{weight or '1'}; term `{applied(row.term)}`"
+    return [", ".join(f"`{name}`" for name in names), blocking, weight or "1"]
+
+
+def applied(rule: Mask | Factor) -> str:
+    """A rule as a function of its ratio, its thresholds, and the parameters that differ from its
+    own defaults: `ratio-clip(r′, ε = 0.2)`.
+    """
+    given = [str(rule.ratio)]
+    if isinstance(rule, Mask) and rule.settings:
+        given.append(rule.settings)
+    letters = trust_regions.symbols(rule.module) if isinstance(rule, Mask) else {}
+    for name, value in rule.chosen:
+        if name not in letters:
+            given.append(f"{name} = {value}")
+    return f"{rule.name}({', '.join(given)})"
 
 
 def vectors() -> str:
@@ -203,21 +263,22 @@ def columns() -> str:
 
 
 NORMAL, KNOBS, FINDINGS = (DOCS / f"{name}.md" for name in ("normal", "which-knob", "findings"))
+CHOOSING = DOCS / "choosing-a-threshold.md"
 ROUTES, SCHEMA, SUMMARY = (
     DOCS / "json" / f"{name}.md" for name in ("routing", "schema", "summary")
 )
 PARTS = {
-    (PAGE, "volatility"): lambda: metrics(VOLATILITY),
-    (PAGE, "vectors"): vectors,
+    (PAGE, "volatility"): scatter,
     (PAGE, "masks"): masks,
     (PAGE, "weights"): weight_functions,
     (PAGE, "algorithms"): algorithms,
     (PAGE, "owners"): lambda: algorithms(VARIANTS),
-    (PAGE, "clipping"): lambda: metrics(CLIPPING),
-    (PAGE, "training"): lambda: metrics(TRAINING),
+    (PAGE, "clipping"): lambda: numbers(CLIPPING),
+    (PAGE, "training"): of_runs,
     (SCHEMA, "columns"): columns,
     (SUMMARY, "metrics"): lambda: looked_up(METRICS),
     (ROUTES, "routing"): lambda: looked_up(ROUTING),
+    (CHOOSING, "vectors"): vectors,
     (NORMAL, "rosetta"): rosetta,
     (FINDINGS, "findings"): findings,
 }
@@ -255,10 +316,20 @@ def test_the_settings_of_vllm_have_these_names():
     assert flags <= params
 
 
-def test_every_mask_names_its_source():
-    for name in registry.names(trust_regions.PACKAGE):
-        doc = inspect.getdoc(Mask(name).module) or ""
-        assert name == "none" or re.search(r"arXiv|Source:|\(", doc), name
+def test_every_mask_and_weight_names_its_source():
+    for package, find in (
+        (trust_regions.PACKAGE, trust_regions.find),
+        (weights.PACKAGE, weights.find),
+    ):
+        for name in registry.names(package):
+            assert name == "none" or source_of(find(name)), name
+
+
+def test_every_paper_of_an_algorithm_is_on_the_page():
+    """The table has no column for them: most are those of its masks and weights."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, row in {**TABLE, **VARIANTS}.items():
+        assert all(paper in text for paper in re.findall(r"\d{4}\.\d{5}", row.source)), name
 
 
 def test_the_vectors_are_those_of_the_paper():

@@ -1,5 +1,6 @@
-"""DPPO-Binary-KL: a limit on KL(q‖p) over {sampled token, any other} (arXiv 2602.04879 eq. 12
-and 14).
+"""DPPO-Binary-KL: a limit on KL(q‖p) over {sampled token, any other}.
+
+Source: DPPO-Binary-KL, arXiv 2602.04879 eq. 12 and 14.
 """
 
 from mismatch_cli.base.arrays import Array

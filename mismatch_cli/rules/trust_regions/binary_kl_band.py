@@ -1,5 +1,4 @@
-"""KPop: a limit on the binary KL in both directions, whatever the advantage (Ling and Ring 2.6;
-AReaL, prime-rl, verl).
+"""KPop: a limit on the binary KL in both directions, whatever the advantage.
 
 The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best
 for math. They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and
@@ -8,6 +7,8 @@ equal policies have KL 0.
 AReaL's float32 code drops every token whose p or q rounds to 1 (within 3e-8, log p above −3e-8),
 the most certain ones: 1 − 1e-8 is 1 there, the KL is NaN, and NaN is not at most φ. Here such a
 token is kept, as the formula says.
+
+Source: KPop of Ling and Ring 2.6, which give no φ; 0.1 is prime-rl's, 2 AReaL's, 0.75 the blog's.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

@@ -1,8 +1,9 @@
-"""DPPO-Binary-TV: a limit on the change of the sampled token's probability (arXiv 2602.04879 eq. 12
-and 13).
+"""DPPO-Binary-TV: a limit on the change of the sampled token's probability.
 
 The paper has one δ; verl, SkyRL, Stable-RL and prime-rl (until August 2026) have one for rises and
 one for falls.
+
+Source: DPPO-Binary-TV, arXiv 2602.04879 eq. 12 and 13.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,8 +1,10 @@
-"""Clip-Cov: drops a few random tokens among those whose log p covaries with A (arXiv 2505.22617).
+"""Clip-Cov: drops a few random tokens among those whose log p covaries with A.
 
 The authors' code, verl and SkyRL compute means and draw in each micro-batch, at least one token
 from each; this does so in the batch, however it is split, and draws by the hash of the row's key.
 Tokens that PPO clips are not candidates.
+
+Source: Clip-Cov, arXiv 2505.22617; verl, SkyRL.
 """
 
 from collections.abc import Sequence

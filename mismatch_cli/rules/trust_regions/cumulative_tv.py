@@ -1,5 +1,4 @@
-"""CPPO: limits binary TV with weights that decrease along the response, and their sum (arXiv
-2606.10968 eq. 8 to 10).
+"""CPPO: limits binary TV with weights that decrease along the response, and their sum.
 
 The sums cover all earlier tokens, including blocked ones, as in its algorithm 1 and in the authors'
 code (UniRL), which clamps log r to ±20 for the weight of the update; here r has no bound.
@@ -7,6 +6,8 @@ code (UniRL), which clamps log r to ±20 for the weight of the update; here r ha
 UniRL also counts the untrained tokens of a segment (a tool's, between turns) in the sums, the place
 and the percentile; here only trained ones count: of responses in one turn both decide alike. In
 float32 UniRL keeps a token whose ratio rounds to 1 (|d| up to 6e-8); here the sign of d decides.
+
+Source: CPPO, arXiv 2606.10968 eq. 8 to 10; UniRL.
 """
 
 from mismatch_cli.base.arrays import Array, clamp, namespace

@@ -1,4 +1,7 @@
-"""Dual clip: blocks negative samples with a large ratio (arXiv 1912.09729; verl clip_ratio_c)."""
+"""Dual clip: blocks negative samples with a large ratio.
+
+Source: arXiv 1912.09729; verl `clip_ratio_c`.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.base.errors import UsageError

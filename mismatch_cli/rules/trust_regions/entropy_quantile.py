@@ -1,9 +1,10 @@
-"""Top-entropy tokens: only the batch's tokens with the highest entropy learn (arXiv 2506.01939;
-TRL, ms-swift).
+"""Top-entropy tokens: only the batch's tokens with the highest entropy learn.
 
 The paper ranks the tokens of the batch; its code and ms-swift rank those of a micro-batch, TRL
 those of all ranks' micro-batches. The authors' code divides by the kept tokens; TRL, ms-swift and
 this divide by all.
+
+Source: arXiv 2506.01939; TRL, ms-swift.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""IcePop: drops tokens whose ratio leaves a band, whatever their advantage (Ling team; NeMo-RL,
-slime, verl).
+"""IcePop: drops tokens whose ratio leaves a band, whatever their advantage.
 
 NVIDIA's configurations have [0.5, 5] or [0.2, 5]. In verl it is `rollout_is=token` with two
 thresholds; `rollout_rs=token_k1` bounds −log ρ: its band [low, high] is [1/high, 1/low] here.
+
+Source: IcePop of the Ling team; NeMo-RL, slime, verl `rollout_is=token`.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,10 +1,11 @@
-"""Trust region masking: drops tokens or responses with a large KL estimate (TRM, arXiv 2512.23075;
-verl `rollout_rs`).
+"""Trust region masking: drops tokens or responses with a large KL estimate.
 
 The estimates of KL(q‖p) from one token sampled from q are k2 = d²/2 and k3 = e^d − 1 − d with d =
 log p − log q, which verl first clamps to ±20. Its options are `{token, seq_sum, seq_mean,
 seq_max}_{k2, k3}`; TRM-Max is the maximum, TRM-Avg the mean. Its `_k1` bands are `icepop`,
 `sequence-product` and `sequence-mean` here.
+
+Source: TRM, arXiv 2512.23075; verl `rollout_rs`.
 """
 
 from mismatch_cli.base.arrays import Array, clamp

@@ -1,4 +1,7 @@
-"""Ratio clipping in log space, as in GMPO: one-sided, per token (arXiv 2507.20673)."""
+"""Ratio clipping in log space, as in GMPO: one-sided, per token.
+
+Source: GMPO, arXiv 2507.20673.
+"""
 
 from mismatch_cli.base.arrays import Array
 from mismatch_cli.rules.decisions import not_negative, one_sided

@@ -1,5 +1,6 @@
-"""Off-policy sequence masking: drops negative responses that the policy has left (slime, after
-DeepSeek-V3.2).
+"""Off-policy sequence masking: drops negative responses that the policy has left.
+
+Source: DeepSeek-V3.2; slime.
 """
 
 from mismatch_cli.base.arrays import Array

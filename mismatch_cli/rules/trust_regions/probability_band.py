@@ -1,5 +1,6 @@
-"""Symmetric probability difference (prime-rl's IPO loss): drops tokens that moved far, whatever
-their advantage.
+"""Symmetric probability difference: drops tokens that moved far, whatever their advantage.
+
+Source: prime-rl's IPO loss.
 """
 
 from mismatch_cli.base.arrays import Array

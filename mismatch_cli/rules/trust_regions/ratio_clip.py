@@ -1,5 +1,6 @@
-"""Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv
-2503.14476).
+"""Ratio clipping, with Clip-Higher's wider upper side.
+
+Source: PPO, arXiv 1707.06347 eq. 7; Clip-Higher of DAPO, arXiv 2503.14476.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,5 +1,6 @@
-"""Ratio clipping that exempts improbable tokens: the α relaxation (DPPO, arXiv 2602.04879,
-figures 6 and 7).
+"""Ratio clipping that exempts improbable tokens: the α relaxation.
+
+Source: DPPO, arXiv 2602.04879, figures 6 and 7.
 """
 
 from math import log

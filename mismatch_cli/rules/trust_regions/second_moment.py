@@ -1,9 +1,10 @@
-"""M2PO: drops the tokens with the largest (log p − log q)² until the mean of the rest is small
-(arXiv 2510.01161).
+"""M2PO: drops the tokens with the largest (log p − log q)² until the mean of the rest is small.
 
 The mean is over the batch. The paper counts and drops only tokens that PPO's clip can affect: those
 that the update moves further away. AReaL counts all tokens, on the engine gap, in each micro-batch,
 which a trace does not record.
+
+Source: M2PO, arXiv 2510.01161.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""Masked importance sampling (MIS) by a response's geometric mean ratio (NeMo-RL `seq-mask-tis`;
-verl, mirrored).
+"""Masked importance sampling (MIS) by a response's geometric mean ratio.
 
 OpenRLHF and SkyRL do the same as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log
 ρ: its band [low, high] is [1/high, 1/low] here.
+
+Source: NeMo-RL `seq-mask-tis`, OpenRLHF, SkyRL; verl `rollout_rs=seq_mean_k1`.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,8 +1,9 @@
-"""Masked importance sampling (MIS) by the product of a response's ratios (TRL `sequence_mask`,
-SkyRL; verl, mirrored).
+"""Masked importance sampling (MIS) by the product of a response's ratios.
 
 verl's `rollout_rs=seq_sum_k1` bounds the sum of −log ρ: its band [low, high] is [1/high, 1/low]
 here. Its `rollout_is=sequence` with two thresholds bounds Πρ, as here.
+
+Source: TRL `sequence_mask`, SkyRL; verl `rollout_is=sequence`.
 """
 
 from mismatch_cli.base.arrays import Array

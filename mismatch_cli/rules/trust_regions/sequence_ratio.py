@@ -1,5 +1,6 @@
-"""GSPO: ratio clipping by the geometric mean ratio of the whole response (arXiv 2507.18071 eq. 5
-to 7).
+"""GSPO: ratio clipping by the geometric mean ratio of the whole response.
+
+Source: GSPO, arXiv 2507.18071 eq. 5 to 7.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,9 +1,10 @@
-"""VACO's filter: in responses that moved too far, drops tokens that would move further (arXiv
-2603.01365).
+"""VACO's filter: in responses that moved too far, drops tokens that would move further.
 
 As in open-instruct's `rho_mask_tv_divergence` on the engine gap: the mean of |r − 1| over the
 response, without the ½ of a total variation. The paper's δ is 0.2 (by its reviews); until its PR
 1755, open-instruct accepts no bound below 1.
+
+Source: VACO, arXiv 2603.01365; open-instruct `rho_mask_tv_divergence`.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,5 +1,6 @@
-"""DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879
-eq. 12 and 16).
+"""DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others}.
+
+Source: DPPO-TopK-KL, arXiv 2602.04879 eq. 12 and 16.
 """
 
 from mismatch_cli.base.arrays import Array

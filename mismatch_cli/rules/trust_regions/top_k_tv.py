@@ -1,5 +1,6 @@
-"""DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv
-2602.04879 eq. 12 and 15).
+"""DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others}.
+
+Source: DPPO-TopK-TV, arXiv 2602.04879 eq. 12 and 15.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,6 +1,8 @@
-"""Veto: drops a response with a single catastrophic ratio (SkyRL's outlier mask; slime and miles).
+"""Veto: drops a response with a single catastrophic ratio.
 
 SkyRL suggests both bounds; `rs_veto_threshold` of slime and miles is only the lower one.
+
+Source: SkyRL's suggestion; slime and miles `rs_veto_threshold`, the lower bound alone.
 """
 
 from math import inf, log

@@ -1,4 +1,7 @@
-"""Importance sampling: the ratio, clamped without a gradient through the bounds (TIS, CISPO)."""
+"""Importance sampling: the ratio, clamped without a gradient through the bounds.
+
+Source: TIS, CISPO.
+"""
 
 from collections.abc import Mapping
 from math import inf

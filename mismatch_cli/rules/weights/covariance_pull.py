@@ -1,8 +1,10 @@
-"""KL-Cov: pulls back the few tokens whose log p covaries most with A, as a term (arXiv 2505.22617).
+"""KL-Cov: pulls back the few tokens whose log p covaries most with A, as a term.
 
 The loss of a chosen token includes + β |log r|, whose gradient is 0 at log r = 0. The authors'
 code, verl and SkyRL choose in each micro-batch, this in the batch. verl's β is 0.1, the authors' 1,
 with a share of 2e-4 for their 32B and 2e-3 for their 7B; SkyRL's share of 0.2 is a fifth.
+
+Source: KL-Cov, arXiv 2505.22617, there β 1 and shares of 2e-4 (32B), 2e-3 (7B); verl, SkyRL.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""DRPO: DPPO's binary TV as a smooth weight, which reverses where |p − q| > ε (arXiv 2606.09821 §3,
-eq. 9).
+"""DRPO: DPPO's binary TV as a smooth weight, which reverses where |p − q| > ε.
 
 That never happens with the published ε of 12.5, since |p − q| is at most 1: the weight stays within
 8 % of r.
@@ -7,6 +6,8 @@ That never happens with the published ε of 12.5, since |p − q| is at most 1: 
 The objective is A r − |A| q (r − 1)² / (2 ε), as in the authors' code (UniRL `drpo.py`), which
 first clamps log r to ±20: beyond, its gradient is 0, while this one pulls back with its full
 weight. Its option `old_logp_source: replay` measures from π′: `anchor=recomputed`.
+
+Source: DRPO, arXiv 2606.09821 §3, eq. 9; objective A r − |A| q (r − 1)² / (2 ε).
 """
 
 from mismatch_cli.base.arrays import Array, namespace

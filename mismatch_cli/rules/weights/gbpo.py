@@ -1,9 +1,10 @@
-"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median (arXiv
-2604.18578).
+"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median.
 
 As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ),
 where z is A minus the group's median A, and A itself only weighs. If advantages are divided by a
 standard deviation, so is z. The median of a single answer counts as 0.
+
+Source: GBPO, arXiv 2604.18578; loss |A| |r − ρ*|.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,11 @@
-"""GMPO: the response's geometric mean of ratios clipped in log space (arXiv 2507.20673).
+"""GMPO: the response's geometric mean of ratios clipped in log space.
 
 The clip is one-sided, by the sign of the advantage, as in the authors' code, verl (`geo_mean`) and
 TRL: for A > 0 log r is at most ε, for A < 0 at least −ε. A clipped token learns nothing
 (`log-ratio-clip`) but counts in the mean. The 1/|y| of its gradient is the scale of
 `sequence-mean`: with `train`'s default aggregation the gradient is not the published one.
+
+Source: GMPO, arXiv 2507.20673; verl `geo_mean`, TRL.
 """
 
 from math import inf

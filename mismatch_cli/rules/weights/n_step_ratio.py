@@ -1,8 +1,9 @@
-"""NFPO: the token's ratio times those of the next N − 1 tokens (arXiv 2605.20865, from its
-abstract).
+"""NFPO: the token's ratio times those of the next N − 1 tokens.
 
 N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not
 available; `steps` sets N.
+
+Source: NFPO, arXiv 2605.20865, by its abstract, without N.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

@@ -1,8 +1,9 @@
-"""MinPRO: the token's ratio times the smallest earlier one, a proxy for the prefix's ratio (arXiv
-2601.22718).
+"""MinPRO: the token's ratio times the smallest earlier one, a proxy for the prefix's ratio.
 
 weight = sg[clip(m_t r_t, 1 − ε_low, 1 + ε_high)] with m_t = min over earlier tokens, 1 for the
 first. The paper's bounds were not available; these are DAPO's.
+
+Source: MinPRO, arXiv 2601.22718; bounds of DAPO.
 """
 
 from mismatch_cli.base.arrays import Array, clamp, namespace

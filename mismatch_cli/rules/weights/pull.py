@@ -4,6 +4,9 @@ acts at A = 0.
 Used by DRO (in tinker from μ, in verl from π′) and, over the response, Kimi k1.5 (in ROLL token by
 token, from π′); with β = 2 · kl_tau it is the term of prime-rl's
 losses and Kimi K2.5.
+
+Source: DRO (tinker from μ, verl from π′); Kimi k1.5, of the response; prime-rl and Kimi K2.5 with β
+= 2 · kl_tau.
 """
 
 from mismatch_cli.base.arrays import Array

@@ -1,9 +1,10 @@
-"""SAPO: a soft gate instead of a clip, narrower for negative advantages (arXiv 2511.20347 eq. 5, 6
-and 10).
+"""SAPO: a soft gate instead of a clip, narrower for negative advantages.
 
 The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ)
 r: 1 where the policies agree, falling on both sides, to 0 at an infinite r. verl and TRL first
 clamp log r to ±20, where the weight is already 0 or 2e-9.
+
+Source: SAPO, arXiv 2511.20347 eq. 5, 6 and 10; objective 4/τ · σ(τ (r − 1)) · A.
 """
 
 from mismatch_cli.base.arrays import Array, fill_where, namespace, select

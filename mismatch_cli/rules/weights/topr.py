@@ -1,8 +1,9 @@
-"""TOPR: weight 1 for positive samples, min(response's ratio, 1) for negative ones (arXiv 2503.14286
-eq. 8).
+"""TOPR: weight 1 for positive samples, min(response's ratio, 1) for negative ones.
 
 ROLL uses the token's ratio to the recomputed policy (the row `topr-roll`), and the sign of the
 episode's score instead of A's; verl's PR 6986 the geometric mean.
+
+Source: TOPR, arXiv 2503.14286 eq. 8, of the response's ratio; verl's PR 6986 of its geometric mean.
 """
 
 from mismatch_cli.base.arrays import Array, namespace

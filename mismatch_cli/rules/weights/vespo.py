@@ -1,5 +1,4 @@
-"""VESPO: a gamma density of the whole response's ratio, 1 where the policies agree (arXiv
-2602.10693).
+"""VESPO: a gamma density of the whole response's ratio, 1 where the policies agree.
 
 As in TRL's `get_gamma_weights`, which first clamps each token's log ratio to ±20 and the response's
 to [log 1e-8, 20]: beyond, the weight is below 1e-14 either way, unless other tokens offset one
@@ -9,6 +8,8 @@ With vLLM's correction, its default, TRL's w is Π r′ · Π min(ρ, 3), which 
 (the row `vespo-trl`; `token_mask` takes 1e-8 for a ρ above 3). The authors' main recipe leaves the
 correction off and recomputes: w = Π r′ (`anchor=recomputed`); only their asynchronous script
 measures from μ.
+
+Source: VESPO, arXiv 2602.10693; TRL.
 """
 
 from math import inf

@@ -1,40 +1,35 @@
-"""docs/dialects.md lists the metrics in the code.
-
-To renew it: python -m tests.frameworks.dialects.test_documentation
-"""
+"""What docs/dialects.md says of the frameworks: their names, and that the JSON has the rest."""
 
 from __future__ import annotations
 
+import json
+
+from mismatch_cli.app.cli import run
 from mismatch_cli.frameworks import dialects
 from tests.paths import DOCS
 
 PAGE = DOCS / "dialects.md"
-MARK = "<!-- generated -->\n"
 
 
-def tables() -> str:
-    parts = []
+def test_the_page_names_every_framework():
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in dialects.names())
+
+
+def test_the_json_has_what_the_page_leaves_to_it(capfd, monkeypatch, tmp_path):
+    """Every metric with its formula, what it compares, its notes and its source."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", "--as", "all", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["frameworks"]
     for framework in dialects.names():
-        rows = [_row(line) for line in dialects.lines(framework)]
-        head = "| metric | formula | compares | note | source |\n|---|---|---|---|---|"
-        table = "\n".join(rows)
-        parts.append(f"## {framework}\n\n{dialects.when(framework)}\n\n{head}\n{table}\n")
-    return "\n".join(parts)
-
-
-def _row(line: dialects.Line) -> str:
-    lacks = f"not measured: needs {line.lacks}" if line.lacks else ""
-    note = "; ".join(text for text in (line.note, lacks) if text)
-    cells = (f"`{line.name}`", line.formula, line.compares, note, f"`{line.source}`")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def test_the_page_is_up_to_date():
-    head, generated = PAGE.read_text(encoding="utf-8").split(MARK)
-    assert generated.strip() == tables().strip()
-    assert all(f"`{name}`" in head for name in dialects.names())
-
-
-if __name__ == "__main__":
-    head, _ = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{head}{MARK}\n{tables()}", encoding="utf-8")
+        assert found[framework]["when"] == dialects.when(framework)
+        printed = {row["name"]: row for row in found[framework]["metrics"]}
+        lines = dialects.lines(framework)
+        assert list(printed) == [line.name for line in lines]
+        for line in lines:
+            row = printed[line.name]
+            assert row["formula"] == line.formula and row["source"] == line.source, line.name
+            assert row["formula"] and row["source"] and row["compares"] == line.compares
+            lacks = f"not measured: needs {line.lacks}"
+            assert not line.lacks or lacks in row["notes"], line.name
+            assert not line.note or line.note in row["notes"], line.name
