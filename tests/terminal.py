@@ -10,6 +10,7 @@ import struct
 import subprocess
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -57,11 +58,13 @@ class Terminal:
         return what in self.text
 
     def finish(self) -> int:
-        code = None
-        while code is None:
-            code = self.process.poll()
+        while self.process.poll() is None:
             try:
                 self._read()
-            except OSError:
+            except OSError:  # nothing yet
                 time.sleep(0.05)
-        return code
+        # One read does not take all that is left
+        with suppress(OSError):
+            while True:
+                self._read()
+        return self.process.returncode
