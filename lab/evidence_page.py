@@ -187,25 +187,21 @@ def predictions() -> list[Prediction]:
     none_far, grpo = Range(-0.05, 0.05), sixteen(GRPO)
     return [
         Prediction(1, "16 updates: DPPO − GRPO", _ABOVE_0, area, sixteen(DPPO), grpo),
-        Prediction(1, "16 updates: share that GRPO blocks", Range(0.3), blocked_rare, grpo),
-        Prediction(
-            1, "16 updates: share that DPPO blocks", Range(most=0.1), blocked_rare, sixteen(DPPO)
-        ),
+        Prediction(1, "16 updates: blocked by GRPO", Range(0.3), blocked_rare, grpo),
+        Prediction(1, "16 updates: blocked by DPPO", Range(most=0.1), blocked_rare, sixteen(DPPO)),
         Prediction(
             1, "32 updates: DPPO − GRPO", _ABOVE_0, area, thirty_two(DPPO), thirty_two(GRPO)
         ),
         Prediction(1, "GRPO: 32 − 16 updates", Range(most=0.05), area, thirty_two(GRPO), grpo),
         Prediction(1, "2 updates: DPPO − GRPO", Range(-0.03, 0.03), area, two(DPPO), two(GRPO)),
-        Prediction(
-            1, "2 updates: share that GRPO blocks", Range(most=0.05), blocked_rare, two(GRPO)
-        ),
+        Prediction(1, "2 updates: blocked by GRPO", Range(most=0.05), blocked_rare, two(GRPO)),
         Prediction(2, "relax-both − GRPO", _ABOVE_0, area, variant(RELAXED), grpo),
         Prediction(2, "relax-both − DPPO", none_far, area, variant(RELAXED), sixteen(DPPO)),
         Prediction(3, "DPPO binary − top-K", _ABOVE_0, area, sixteen(DPPO), variant(TOP_K)),
         Prediction(3, "top-K − GRPO", _ABOVE_0, area, variant(TOP_K), grpo),
         Prediction(
             3,
-            "share blocked: top-K − binary",
+            "blocked: top-K − binary",
             _ABOVE_0,
             blocked_rare,
             variant(TOP_K),
@@ -217,15 +213,13 @@ def predictions() -> list[Prediction]:
         ),
         Prediction(4, "16 updates: PG-IS − GRPO", _ABOVE_0, area, sixteen(PG_IS), grpo),
         Prediction(5, "solutions: DPPO − GRPO", _ABOVE_0, area, solution(DPPO), solution(GRPO)),
-        Prediction(
-            5, "solutions: share that GRPO blocks", Range(0.05), blocked_rare, solution(GRPO)
-        ),
+        Prediction(5, "solutions: blocked by GRPO", Range(0.05), blocked_rare, solution(GRPO)),
         Prediction(5, "solutions: DPPO − PG-IS", _ABOVE_0, area, solution(DPPO), solution(PG_IS)),
         Prediction(6, "GRPO − PG-IS, last 10", _ABOVE_0, ending, stable(GRPO), stable(PG_IS)),
         Prediction(6, "DPPO − PG-IS, last 10", _ABOVE_0, ending, stable(DPPO), stable(PG_IS)),
         Prediction(6, "DPPO − GRPO, last 10", _UNDECIDED, ending, stable(DPPO), stable(GRPO)),
         Prediction(7, "real model: DPPO − GRPO", _ABOVE_0, area, real(DPPO), real(GRPO)),
-        Prediction(7, "real model: share that GRPO blocks", Range(0.05), blocked_rare, real(GRPO)),
+        Prediction(7, "real model: blocked by GRPO", Range(0.05), blocked_rare, real(GRPO)),
     ]
 
 
@@ -236,14 +230,14 @@ def tables(evidence: Evidence) -> Iterator[str]:
     parts = {part: cells for part in _TITLES if (cells := evidence.cells(part))}
     yield _table(_HEAD, [_row(evidence, cell) for cells in parts.values() for cell in cells])
     for part in parts:
-        yield f"![{_TITLES[part]}: reward by step](images/evidence-{part}.png)"
+        yield f"![{_TITLES[part]}: reward](images/evidence-{part}.png)"
     if evidence.doses():
         yield "![DPPO − GRPO by the rare tokens that GRPO blocks](images/evidence-dose.png)"
 
 
 _HEAD = [
     "part", "updates", "algorithm", "mean reward", "each seed", "last step", "blocked, %",
-    "`blocked_rare`, %", "bad updates, % of A < 0",
+    "rare blocked, %", "bad updates, % of A < 0",
 ]  # fmt: skip
 
 

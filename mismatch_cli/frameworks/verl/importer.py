@@ -33,10 +33,7 @@ from mismatch_cli.trace import foreign_values
 
 TITLE = "verl's batches"
 FILES = "*.dp, *.pkl, *.pt, *.jsonl, *.parquet"
-ENABLE = (
-    "batch.save_to_disk(PATH) in a trainer, or record it: "
-    "VERL_USE_EXTERNAL_MODULES=mismatch_cli.frameworks.verl.recorder"
-)
+ENABLE = "batch.save_to_disk(PATH) in a trainer, or record it (mismatch-cli guide verl)"
 PI = "recomputed"
 HOLDS = "old_log_probs, recomputed before the update"
 SHIFT = "none: index i describes responses[i]"
