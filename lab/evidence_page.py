@@ -252,7 +252,7 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
         str(cell.updates),
         cell.algorithm,
         _interval(evidence.level(cell, area)),
-        ", ".join(f"{run.seed}: {_plain(area(run))}" for run in runs),
+        ", ".join(_plain(area(run)) for run in runs),
         _interval(evidence.level(cell, lambda run: float(run.series("reward")[-1]))),
         *shares,
     ]
