@@ -494,3 +494,35 @@ def test_a_clear_check_is_a_suspect_if_it_explains_a_tenth_of_the_gap():
     )
     suspects = Findings.suspects.fget(diagnosis)
     assert [suspect.check for suspect in suspects] == ["clear 0.4", "clear 0.2", "more"]
+
+
+def test_a_jump_needs_two_windows_of_positions(rng):
+    """17 positions reach beyond two windows of eight, 16 do not."""
+    for length, is_judged in ((17, False), (18, True)):
+        position_N = np.tile(np.arange(length), GROUPS)
+        sample = SampleColumns(
+            axis_N=lambda _, position_N=position_N: position_N,
+            u_N=np.where(position_N < 9, 1.0, 2.0) + 0.1 * rng.normal(size=len(position_N)),
+            group_N=np.repeat(np.arange(GROUPS), length),
+        )
+        assert (sharp_onset.jump_on(sample, "response") is not None) == is_judged, length
+
+
+def test_only_counted_tokens_show_which_constant_would_have_been_found():
+    """Eight counted tokens with a gap of 0.2, and eight others, measured too, with 3."""
+    counts_T = np.arange(16) < 8
+    sample = SampleColumns(
+        counts_T=counts_T, abs_d_T=np.where(counts_T, 0.2, 3.0), spans=lambda: [slice(0, 16)]
+    )
+    assert constant_offset.power(sample).startswith("≥ 1 nats")
+
+
+@pytest.mark.parametrize("topk_logq_TK", [None, np.zeros((1, 2))])
+def test_a_stated_temperature_is_exact_with_or_without_top_k(topk_logq_TK, monkeypatch):
+    monkeypatch.setattr(temperature, "temperatures_of", lambda about: about["both"])
+    evidence = SimpleNamespace(
+        about={"both": (0.8, 1.0)}, sample=SampleColumns(topk_logq_TK=topk_logq_TK)
+    )
+    stated = temperature._stated(evidence)
+    assert stated.beta == 0.8 and not stated.is_bound
+    assert stated.topk == (topk_logq_TK is not None)

@@ -272,3 +272,14 @@ def test_steps_without_a_counted_token_are_in_no_window(bf16_pool):
     assert change.is_found and change.where == "from step 5 on"
     assert not change.inside_S[sample.step_S == 2].any()
     assert find_step_change(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None
+
+
+def test_the_spread_of_prompts_is_found_in_steps_with_two(rng):
+    """Ten steps of two prompts with 50 tokens: Σ (sum/mean − tokens)² n/(n − 1) / Σ tokens²."""
+    sum_U = 50 * rng.uniform(0.5, 1.5, 20)
+    index_U = np.repeat(np.arange(10), 2)
+    prompts = by_step.Prompts(index_U, sum_U, np.full(20, 50.0), 10)
+    mean_K = sum_U.reshape(10, 2).sum(axis=1) / 100
+    left_U = sum_U / mean_K[index_U] - 50
+    relative = (left_U**2 * 2).sum() / (20 * 50**2)
+    assert prompts.variance_K == pytest.approx(np.full(10, relative * 2 * 50**2 / 100**2))

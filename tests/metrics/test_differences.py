@@ -14,6 +14,7 @@ from mismatch_cli.metrics.differences import (
     NO_DIFFERENCE,
     MetricDifference,
     SummaryEstimates,
+    _settled,
     change_between,
     differences,
 )
@@ -243,3 +244,12 @@ def test_a_factor_without_an_interval_says_why(random_batch):
     assert extreme.value > 1 and extreme.note == EXTREME
     gone = differences(measured(first), measured(equal))[MEAN].factor
     assert (gone.value, gone.low, gone.note) == (0, None, "no gap: no interval")
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_rounding_is_relative_to_the_values(size):
+    """A part in 10¹⁵ is rounding at any size, a part in 10³ is not."""
+    rounded, other = size * (1 + 1e-15), size * 1.001
+    assert _settled(size, rounded) == size and _settled(size, other) == other
+    settled_G = _settled(np.array([size, size]), np.array([rounded, other]))
+    assert settled_G.tolist() == [size, other]

@@ -33,3 +33,10 @@ def test_the_json_has_what_the_page_leaves_to_it(capfd, monkeypatch, tmp_path):
             lacks = f"not measured: needs {line.lacks}"
             assert not line.lacks or lacks in row["notes"], line.name
             assert not line.note or line.note in row["notes"], line.name
+
+
+def test_a_name_is_one_word_and_a_formula_is_not_a_name():
+    for framework in dialects.names():
+        names = [line.name for line in dialects.lines(framework)]
+        assert not {line.formula for line in dialects.lines(framework)} & set(names), framework
+    assert "clip_ratio/region_mean" in [line.name for line in dialects.lines("trl")]

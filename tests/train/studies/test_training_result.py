@@ -46,3 +46,11 @@ def test_optional_parts_have_keys_only_where_there_are_some() -> None:
     assert keys["seeds"] == keys["sets"] == []
     (alarm,) = STUDIES["a watch"].to_json()["watch"]["alarms"]
     assert (alarm["step"], alarm["last"], alarm["metric"]) == (3, 5, "tv_binary_mean")
+
+
+def test_the_gap_of_a_run_is_that_of_its_first_and_last_steps() -> None:
+    run = SEEDS[0]
+    gaps = [record["mismatch"]["abs_dp_mean"] for record in run.records]
+    row = TrainingAnalysis.of([run]).result.runs[0]
+    assert row.abs_dp_mean_first == pytest.approx(sum(gaps[:5]) / 5)
+    assert row.abs_dp_mean_last == pytest.approx(sum(gaps[5:]) / 7)
