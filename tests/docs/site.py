@@ -38,7 +38,7 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _NESTED = re.compile(r"^( +)(?=[*-] )", re.M)
 _LIST_BELOW = re.compile(r"^(?![*\-|#>\s]|\d+\.)(.+)\n(?=(?:[*-]|\d+\.) )", re.M)
-_PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+_CODE = re.compile(r"(?<!`)(`+)(?!`)([^\n]*?)(?<!`)\1(?!`)")
 _WORKERS = "assets/javascripts/workers"
 _EVERY_WORD, _ANY_WORD = '(n,"and",', '(n,"or",'  # in the minified worker of the search
 _IN_TERMINAL = """
@@ -93,9 +93,14 @@ def _for_markdown(text: str) -> str:
     """
     text = _NESTED.sub(lambda spaces: " " * max(4, len(spaces[1])), text)
     text = _LIST_BELOW.sub(r"\1\n\n", text)
-    return _PIPED.sub(
-        lambda code: f"<code>{html.escape(code[1]).replace(chr(92) + '|', '&#124;')}</code>", text
-    )
+    return _CODE.sub(_with_pipes, text)
+
+
+def _with_pipes(code: re.Match[str]) -> str:
+    """A piece of code in which `\\|` is a pipe."""
+    if "\\|" not in code[2]:
+        return code[0]
+    return f"<code>{html.escape(code[2]).replace(chr(92) + '|', '&#124;')}</code>"
 
 
 def named(nav: object) -> list[str]:

@@ -69,6 +69,12 @@ def test_every_page_of_the_guide_is_in_the_site(built: Path) -> None:
     assert "mismatch-cli guide json/gate" in front and 'href="json/gate.html"' in front
 
 
+def test_no_page_shows_a_tag_where_a_cell_has_a_pipe(built: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in built.rglob("*.html")}
+    assert any("|π − μ|" in text for text in pages.values())
+    assert [path.name for path, text in pages.items() if "&lt;code&gt;" in text] == []
+
+
 def test_a_page_asks_nobody_but_its_own_folder_and_every_picture_is_there(built: Path) -> None:
     loaded = 0
     for path in (path for path in built.rglob("*") if path.suffix in (".html", ".css")):
