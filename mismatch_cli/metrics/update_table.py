@@ -222,8 +222,8 @@ TRAINING = table(
          f"{LAST} checks",
          "share", _COMMON),
     _row("rounding_gap", "|π − μ| by rounding",
-         "mean |π − μ| between the trainer that learns and the trainer with the weights sent to the "
-         f"engine, last {LAST} checks", "probability", _COMMON),
+         "mean |π − μ| between the trainer that learns and the trainer with the weights sent to "
+         f"the engine, last {LAST} checks", "probability", _COMMON),
     _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
 )
 # fmt: on

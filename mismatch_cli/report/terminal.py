@@ -174,15 +174,24 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
             hidden.append("intervals")
             table = bare
     # Only a table whose text would not fit even in several lines loses columns that it needs.
-    # Its names stay, and so does a status: a reader would take silence for good news.
-    while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
-        columns = range(1, len(table.columns))
-        may_go = [n for n in columns if table.columns[n].priority != Priority.ALWAYS]
+    while _needed(table, console, wrapped=True) > console.width:
+        may_go = _columns_that_may_go(table)
         if not may_go:
             break
         hidden.append(table.columns[may_go[-1]].title)
         table = _without(table, may_go[-1])
     return table, hidden
+
+
+def _columns_that_may_go(table: Table) -> list[int]:
+    """The columns beside the names that a reader can do without; one of them stays.
+
+    A status is not among them: a reader would take silence for good news.
+    """
+    if len(table.columns) <= 2:
+        return []
+    columns = range(1, len(table.columns))
+    return [n for n in columns if table.columns[n].priority != Priority.ALWAYS]
 
 
 def _needed(table: Table, console: Console, *, wrapped: bool) -> int:

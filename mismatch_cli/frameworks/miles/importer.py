@@ -174,12 +174,12 @@ def samples_of_columns(
             for number, sample in enumerate(samples):
                 sample[_SINGULAR.get(name, name)] = values[number]
     raw = columns.get("raw_reward")
-    has_positions = columns.get("partition") is not None
-    # Not by truth: a dump may hold rewards as a tensor, which has none.
-    is_whole = raw is None or len(raw) in (0, len(rollout))
-    if not has_positions and rollout and is_whole:
-        _take_positions(samples, rollout)
-        if raw is None or not len(raw):
+    if columns.get("partition") is None and rollout:
+        # Counted, since the truth of a dump's tensor is not whether it has rewards
+        rewards = 0 if raw is None else len(raw)
+        if rewards in (0, len(rollout)):
+            _take_positions(samples, rollout)
+        if rewards == 0:
             raw = [sample.get("reward") for sample in rollout.values()]
     return shared.with_raw_rewards(samples, raw)
 
