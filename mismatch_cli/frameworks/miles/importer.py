@@ -175,13 +175,21 @@ def samples_of_columns(
                 sample[_SINGULAR.get(name, name)] = values[number]
     raw = columns.get("raw_reward")
     if columns.get("partition") is None and rollout:
-        # Counted, since the truth of a dump's tensor is not whether it has rewards
-        rewards = 0 if raw is None else len(raw)
-        if rewards in (0, len(rollout)):
-            _take_positions(samples, rollout)
-        if rewards == 0:
-            raw = [sample.get("reward") for sample in rollout.values()]
+        raw = _raw_rewards(samples, rollout, raw)
     return shared.with_raw_rewards(samples, raw)
+
+
+def _raw_rewards(
+    samples: list[dict[str, Any]], rollout: dict[int, dict[str, Any]], raw: Any
+) -> Any:
+    """The raw rewards of a rollout, whose file also gives the samples their positions in it."""
+    # Counted, since a dump's rewards may be a tensor, which has no truth
+    rewards = 0 if raw is None else len(raw)
+    if rewards in (0, len(rollout)):
+        _take_positions(samples, rollout)
+    if rewards:
+        return raw
+    return [sample.get("reward") for sample in rollout.values()]
 
 
 def _take_positions(samples: list[dict[str, Any]], rollout: dict[int, dict[str, Any]]) -> None:
