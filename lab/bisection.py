@@ -115,13 +115,13 @@ class Bisected:
 
     @classmethod
     def of(cls, planted: Planted, by: Typed = typed) -> Bisected:
-        found = (
+        folder = (
             planted.run.parent.parent.parent
             / "bisected"
             / planted.run.parent.name
             / planted.run.name
         )
-        if not (found / "summary.json").exists():
+        if not (folder / "summary.json").exists():
             by(
                 [
                     "bisect",
@@ -130,10 +130,10 @@ class Bisected:
                     "--no-plots",
                     "--quiet",
                     "--output",
-                    str(found),
+                    str(folder),
                 ]
             )
-        return cls(found)
+        return cls(folder)
 
     @property
     def found(self) -> dict[str, Any]:
@@ -150,17 +150,17 @@ class Bisected:
         """
         held = BisectionAnalysis.read(self.folder)
         prompts, prompt_S = np.unique(held.measured.tokens.prompt_id_S, return_inverse=True)
-        rng, found = np.random.default_rng(0), []
+        rng, first_causes = np.random.default_rng(0), []
         for _ in range(rounds):
             count_P = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
             causes = rank(
                 held.measured, held.search, count_P[prompt_S].astype(float), details=False
             ).causes
             first = causes[0].experiment if causes else None
-            found.append(
+            first_causes.append(
                 None if first is None else {"setting": first.setting, "parts": first.parts}
             )
-        return found
+        return first_causes
 
 
 def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
@@ -197,8 +197,8 @@ def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], str]:
                 bisected = Bisected.of(planted, typed_here)
     except RuntimeError as error:
         return (f"refused: {' '.join(str(error).split())[-300:]}",), "refused"
-    found = bisected.found
-    first = next(iter(found["causes"]), None)
+    summary = bisected.found
+    first = next(iter(summary["causes"]), None)
     drawn = bisected.first_of_resamples()
     hits = sum(cause is not None and plant.is_named_by(cause) for cause in drawn)
     others = Counter(
@@ -206,7 +206,7 @@ def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], str]:
     )
     named = first is not None and plant.is_named_by(first)
     said = f"{'' if named else '**no**: '}`{_name(first)}`"
-    share, left = (_percent(first["share"]) if first else ""), _percent(found["unexplained"])
+    share, left = (_percent(first["share"]) if first else ""), _percent(summary["unexplained"])
     instead = ", ".join(f"{name} {count}" for name, count in others.most_common())
     probe = planted.run.with_suffix(".seconds")
     seconds = (f"{bisected.seconds:.0f}", probe.read_text() if probe.exists() else "")

@@ -72,12 +72,12 @@ def pairs_rows(folder: Path, typed: Typed, bisected: Any) -> Iterator[str]:
             Bed(folder, BUNDLED, typed, f"{_SMALL} --shuffle --seed {s}", f"pairs-{s}")
             for s in range(SEEDS)
         ]
-        found = [bisected.of(two.make(bed)).found for bed in beds]
+        searches = [bisected.of(two.make(bed)).found for bed in beds]
         for (setting, side), undo in two.undone.items():
             truth = 1 - undo(large, run).sum() / np.abs(_gaps(run)).sum()
             shares = [
                 row["share"]
-                for f in found
+                for f in searches
                 for row in _rows_of(f, setting, side)
                 if row["share"]["low"] is not None
             ]
@@ -94,8 +94,8 @@ def pairs_rows(folder: Path, typed: Typed, bisected: Any) -> Iterator[str]:
     yield f"\n{inside} of {intervals} intervals hold the share."
 
 
-def _rows_of(found: Mapping[str, Any], setting: str, side: str) -> list[dict[str, Any]]:
-    rows = (*found["causes"], *found["tested"])
+def _rows_of(summary: Mapping[str, Any], setting: str, side: str) -> list[dict[str, Any]]:
+    rows = (*summary["causes"], *summary["tested"])
     return [row for row in rows if row["setting"] == setting and row["side"] == side][:1]
 
 

@@ -85,7 +85,7 @@ def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
     """Exit codes of `report` and `diagnose` on a folder, with or without figures, and what is
     wrong.
     """
-    found: dict[str, Any] = {"wrong": []}
+    outcome: dict[str, Any] = {"wrong": []}
     for command in ("report", "diagnose"):
         out, err = io.StringIO(), io.StringIO()
         figures = (
@@ -98,17 +98,17 @@ def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
                 [command, str(folder), "--quiet", "--force", "--output", str(scratch / command)]
             )
         said = " ".join(err.getvalue().split())
-        found[command] = code
+        outcome[command] = code
         if (
             code not in (0, 1)
             or "Traceback" in said
             or "bug" in said
             or (code == 1 and err.getvalue().count("\n") != 1)
         ):
-            found["wrong"].append(f"{command}: {code}: {said[-300:]}")
+            outcome["wrong"].append(f"{command}: {code}: {said[-300:]}")
         if code == 1:
-            found[f"{command}_said"] = said.replace(str(folder), "RUN")
-    return found
+            outcome[f"{command}_said"] = said.replace(str(folder), "RUN")
+    return outcome
 
 
 def _none(_: Any) -> Iterator[Any]:
@@ -127,8 +127,8 @@ def differences(folder: Path, unbroken: Path, without: Container[str] = ()) -> l
     names, expected = (
         {name for name in files_of(each) if name not in without} for each in (folder, unbroken)
     )
-    found = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
-    return found + [
+    differing = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
+    return differing + [
         name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)
     ]
 

@@ -51,9 +51,9 @@ def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
     base = _peak_mb()
     with _Watch() as workers:
         cpu, wall = _cpu(), time.monotonic()
-        found = job(trace, columns)
+        answer = job(trace, columns)
         cpu, wall = _cpu() - cpu, time.monotonic() - wall
-    digest = hashlib.sha256((found or "").encode()).hexdigest()
+    digest = hashlib.sha256((answer or "").encode()).hexdigest()
     measured = {
         "cpu": cpu,
         "wall": wall,

@@ -73,12 +73,12 @@ def measured(
     watching = threading.Thread(target=watch, args=(done, largest, killed, kills))
     watching.start()
     began = time.perf_counter()
-    found = json.dumps(analyse_mismatch([Trace.open(folder)], workers=Workers(who)).to_json())
+    result = json.dumps(analyse_mismatch([Trace.open(folder)], workers=Workers(who)).to_json())
     seconds = time.perf_counter() - began
     done.set()
     watching.join()
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer.send((found, seconds, own, largest[0] / 1024, killed[0]))
+    answer.send((result, seconds, own, largest[0] / 1024, killed[0]))
 
 
 def watch(done: threading.Event, largest: list[int], killed: list[int], kills: int) -> None:
@@ -130,16 +130,16 @@ def apart(
     process = context.Process(target=measured, args=(folder, who, address, portion, kills, answer))
     process.start()
     answer.close()  # otherwise a death would go unnoticed
-    found = received.recv()
+    result = received.recv()
     process.join()
-    return found
+    return result
 
 
 def race(folder: Path, address: str, tokens: int) -> float:
     """The seconds of the cluster as a multiple of those of two processes."""
     ways: tuple[int | str, ...] = (1, 2, "ray")
     rounds = [{who: apart(folder, who, address) for who in ways} for _ in range(_ROUNDS)]
-    assert len({found[0] for one_round in rounds for found in one_round.values()}) == 1
+    assert len({result[0] for one_round in rounds for result in one_round.values()}) == 1
     for who in ways:
         seconds = [one_round[who][1] for one_round in rounds]
         own, worker = (max(one_round[who][at] for one_round in rounds) for at in (2, 3))
@@ -168,10 +168,10 @@ def main() -> None:
         ratio = race(trace, address, options.tokens)
         print(f"the cluster takes {ratio:.2f} times the seconds of two processes")
         expected = apart(trace, 1, address, portion=2**20)[0]
-        found, seconds, _, _, killed = apart(
+        result, seconds, _, _, killed = apart(
             trace, "ray", address, portion=2**20, kills=options.kills
         )
-        assert found == expected, "lost workers changed the answer"
+        assert result == expected, "lost workers changed the answer"
         print(f"{killed} workers killed while it read: the same bits, {seconds:.1f} s")
         small(Path(folder) / "small", options.shards, address, None)
         small(Path(folder) / "tasks", options.tasks, address, 1)
@@ -183,15 +183,15 @@ def small(folder: Path, shards: int, address: str, portion: int | None) -> None:
     """Many files of 512 tokens, read in portions as usual, or with a task each."""
     if not folder.exists():
         generate(folder, shards * 512, top_k=0, updates=1.0, workers=2, shard_tokens=512)
-    alone, found = (apart(folder, who, address, portion=portion) for who in (1, "ray"))
-    assert found[0] == alone[0]
+    alone, shared = (apart(folder, who, address, portion=portion) for who in (1, "ray"))
+    assert shared[0] == alone[0]
     tasks = "a task each" if portion else "in portions"
     print(
-        f"{shards:,} small shards, {tasks}: {found[1]:.0f} s on the cluster, {alone[1]:.0f} s in "
+        f"{shards:,} small shards, {tasks}: {shared[1]:.0f} s on the cluster, {alone[1]:.0f} s in "
         "one process"
     )
     print(
-        f"memory: {found[2]:.0f} MB here against {alone[2]:.0f} in one process, {found[3]:.0f} "
+        f"memory: {shared[2]:.0f} MB here against {alone[2]:.0f} in one process, {shared[3]:.0f} "
         "MB in a worker"
     )
 

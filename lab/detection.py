@@ -238,8 +238,8 @@ def fault_row(
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K and not fault.top_k:
             sampled_alone(broken)
-        asked = earlier and fault.check == "stale-weights"
-        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
+        needs_earlier = earlier and fault.check == "stale-weights"
+        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if needs_earlier else None
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
         tally.add(
             fault.check,

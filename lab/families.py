@@ -189,10 +189,10 @@ def gap(run: Path, metric: str) -> float:
 
 
 def _product(shape: Sequence[int]) -> int:
-    found = 1
+    product = 1
     for size in shape:
-        found *= size
-    return found
+        product *= size
+    return product
 
 
 if __name__ == "__main__":

@@ -68,13 +68,13 @@ def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]
             (*process.communicate(timeout=600), process.returncode) for process in (first, second)
         ]
         codes = [code for _, _, code in ended]
-        found = {
+        case = {
             "class": "two at once",
             "commands": names,
             "moment": round(moment, 3),
             "codes": codes,
         }
-        yield found | {"wrong": _wrong(target, names, ended)}
+        yield case | {"wrong": _wrong(target, names, ended)}
     shutil.rmtree(folder / "alone", ignore_errors=True)
 
 
@@ -137,9 +137,9 @@ def _wrong(target: Path, names: list[str], ended: list[tuple[str, str, int]]) ->
         return wrong  # two readers of a missing folder
     wrong += [f"left over: {name}" for name in left_over(target)] + half_files(target)
     trace = Trace.open(target)
-    told = {json.loads(ended[i][0])["rows"] for i in made if names[i] in _ROWS}
-    if told and len(made) == len(told) and trace.num_responses not in told:
-        wrong.append(f"{trace.num_responses} responses found, {told} reported")
+    reported = {json.loads(ended[i][0])["rows"] for i in made if names[i] in _ROWS}
+    if reported and len(made) == len(reported) and trace.num_responses not in reported:
+        wrong.append(f"{trace.num_responses} responses found, {reported} reported")
     if trace.completeness.partial:
         wrong.append(f"partial: {trace.completeness.reasons}")
     return wrong
@@ -202,13 +202,13 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
             target = folder / "run"
             shutil.rmtree(target, ignore_errors=True)
             with mock.patch.object(sys, "stdin", io.StringIO("y\n" * 20)):
-                found = _held_to(
+                case = _held_to(
                     [kind, command], [*line, "-q", "-o", str(target)], folder / "nothing"
                 )
             executed = ["it was executed"] * proof.exists() + ["it was loaded"] * (
-                found["codes"] == [0]
+                case["codes"] == [0]
             )
-            yield found | {"wrong": found["wrong"] + executed}
+            yield case | {"wrong": case["wrong"] + executed}
             proof.unlink(missing_ok=True)
 
 
@@ -224,23 +224,23 @@ def _held_to(what: list[str], line: list[str], untouched: Path) -> dict[str, Any
     return {"class": what[0], "commands": what[1:], "codes": [code], "wrong": wrong}
 
 
-def counted(found: list[dict[str, Any]]) -> str:
+def counted(all_cases: list[dict[str, Any]]) -> str:
     """Cases and outcomes by class, and everything wrong."""
     out = []
-    for name in dict.fromkeys(case["class"] for case in found):
-        cases = [case for case in found if case["class"] == name]
+    for name in dict.fromkeys(case["class"] for case in all_cases):
+        cases = [case for case in all_cases if case["class"] == name]
         codes = Counter("+".join(map(str, case["codes"])) for case in cases)
         ended = ", ".join(f"{code}: {count}" for code, count in codes.most_common())
         out.append(
             f"{name}: {len(cases)} cases, {sum(bool(case['wrong']) for case in cases)} wrong; "
             f"exit codes {ended}"
         )
-    return "\n".join(out + [f"  WRONG {case}" for case in found if case["wrong"]])
+    return "\n".join(out + [f"  WRONG {case}" for case in all_cases if case["wrong"]])
 
 
 def all_classes(folder: Path, rounds: int, seed: int) -> str:
     """Run every class, with blank pictures, and print findings as they come."""
-    found = []
+    all_cases = []
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
         for cases in (
@@ -250,7 +250,7 @@ def all_classes(folder: Path, rounds: int, seed: int) -> str:
             hostile_models(folder),
         ):
             for case in cases:
-                found.append(case)
+                all_cases.append(case)
                 if case["wrong"] or case["class"] == "two at once":
                     print(json.dumps(case), flush=True)
-    return counted(found)
+    return counted(all_cases)

@@ -53,15 +53,15 @@ class Coverage:
     widths: list[float] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, found: Mapping[str, Any]) -> None:
-        if found["low"] is None or self.truth is None:
-            note = found["note"] or "no value"
+    def add(self, estimate: Mapping[str, Any]) -> None:
+        if estimate["low"] is None or self.truth is None:
+            note = estimate["note"] or "no value"
             self.notes[note] = self.notes.get(note, 0) + 1
             return
         self.printed += 1
-        self.below += found["high"] < self.truth
-        self.above += found["low"] > self.truth
-        self.widths.append((found["high"] - found["low"]) / max(abs(self.truth), 1e-300))
+        self.below += estimate["high"] < self.truth
+        self.above += estimate["low"] > self.truth
+        self.widths.append((estimate["high"] - estimate["low"]) / max(abs(self.truth), 1e-300))
 
     @property
     def covered(self) -> float:
@@ -161,17 +161,17 @@ def clipping(batch: TokenBatch) -> ClippingSummary:
     return summary
 
 
-def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def estimates(result: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every value with low, high and note in a result, by its path; rows are named by their
     first entries.
     """
-    if isinstance(found, Mapping):
-        if {"value", "low", "high"} <= found.keys():
-            yield path, found
-        for key, value in found.items():
+    if isinstance(result, Mapping):
+        if {"value", "low", "high"} <= result.keys():
+            yield path, result
+        for key, value in result.items():
             yield from estimates(value, f"{path}/{key}" if path else key)
-    elif isinstance(found, list):
-        for number, row in enumerate(found):
+    elif isinstance(result, list):
+        for number, row in enumerate(result):
             yield from estimates(row, f"{path}[{_name(row, number)}]")
 
 
@@ -202,12 +202,12 @@ def numbers(
 ) -> dict[str, Mapping[str, Any]]:
     """Everything that `report`, `compare` and `clipstats` print with an interval."""
     pair = differences(SummaryEstimates(first), SummaryEstimates(second))
-    found = {
+    results = {
         "report": first.result(),
         "compare": pair,
         "clipstats": clips.result(blocked_tokens=0),
     }
-    return dict(estimates(to_json(found)))
+    return dict(estimates(to_json(results)))
 
 
 def truth(
@@ -221,24 +221,24 @@ def truth(
         for whole, part in zip(sums, parts, strict=False):
             whole.merge(part)
         sums = sums or list(parts)
-    return {name: found["value"] for name, found in numbers(*sums).items()}
+    return {name: estimate["value"] for name, estimate in numbers(*sums).items()}
 
 
 def cover(
     prompts: int, samples: int, tail: str, repetitions: int, traces: int, seed: int
 ) -> dict[str, Coverage]:
     rng = np.random.default_rng([seed, prompts, samples, len(tail)])
-    found = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
+    coverages = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
     for _ in range(repetitions):
         one, other = pair(rng, prompts, samples, tail)
         for name, estimate in numbers(mismatch(one), mismatch(other), clipping(one)).items():
-            found.setdefault(name, Coverage()).add(estimate)
-    return found
+            coverages.setdefault(name, Coverage()).add(estimate)
+    return coverages
 
 
-def show(title: str, found: Mapping[str, Coverage], repetitions: int) -> None:
+def show(title: str, coverages: Mapping[str, Coverage], repetitions: int) -> None:
     print(f"\n{title}\n{'':62s} covered  below  above  printed  width")
-    for name, each in found.items():
+    for name, each in coverages.items():
         if each.printed < repetitions / 20:
             continue
         share = 100 / each.printed
@@ -266,8 +266,10 @@ def main() -> None:
     for tail in options.tails:
         for size in options.sizes:
             prompts, samples = map(int, size.split("x"))
-            found = cover(prompts, samples, tail, options.repetitions, options.truth, options.seed)
-            show(f"{tail}, {size}", found, options.repetitions)
+            coverages = cover(
+                prompts, samples, tail, options.repetitions, options.truth, options.seed
+            )
+            show(f"{tail}, {size}", coverages, options.repetitions)
             rows[f"{tail} {size}"] = {
                 name: {
                     "covered": each.covered,
@@ -275,7 +277,7 @@ def main() -> None:
                     "above": each.above,
                     "printed": each.printed,
                 }
-                for name, each in found.items()
+                for name, each in coverages.items()
                 if each.printed
             }
             if options.json:

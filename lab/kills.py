@@ -126,15 +126,15 @@ class Running:
 
 
 def _with_descendants(pid: int) -> list[int]:
-    found, todo = [], [pid]
+    pids, todo = [], [pid]
     while todo:
-        found.append(todo.pop())
-        for children in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+        pids.append(todo.pop())
+        for children in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
             try:
                 todo += map(int, children.read_text().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def _cpu_of(pid: int) -> float:

@@ -123,23 +123,23 @@ def lines(
     repeats: int,
 ) -> Iterator[str]:
     """One line for each size and number of workers, and one for a billion tokens."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    runs_by_job: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     for millions, folder in parts:
         floor = measure(__file__, "decode", folder, tuple(columns), repeats)
         for name in jobs:
             run = measure(__file__, name, folder, tuple(columns), repeats)
-            found[name].append(run)
+            runs_by_job[name].append(run)
             yield (
                 f"{label:<24}{_workers(name):>3}{millions:>8.1f}{run['cpu'] / millions:>9.3f}"
                 f"{run['wall'] / millions:>9.3f}{floor['cpu'] / millions:>9.3f}{run['cpu'] / floor['cpu']:>7.1f}"
                 f"{run['peak_mb']:>7.0f}{run['workers_mb']:>8.0f}"
             )
-    for name, runs in found.items():
+    for name, runs in runs_by_job.items():
         yield from _billion(
             f"{label:<24}{_workers(name):>3}  ", [millions for millions, _ in parts], runs
         )
     if len(jobs) > 1:
-        same = len({tuple(run["digest"] for run in runs) for runs in found.values()}) == 1
+        same = len({tuple(run["digest"] for run in runs) for runs in runs_by_job.values()}) == 1
         yield (
             f"{label:<24}     JSON of any number of workers: {'the same' if same else 'DIFFERENT'}"
         )

@@ -107,12 +107,12 @@ class Trial:
         base.mkdir(parents=True)
         before, whole, folder = base / "before", base / "whole", base / "tried" / "run"
         folder.parent.mkdir()
-        for line, kept in ((case.older, before), (case.line, whole)):
+        for line, target in ((case.older, before), (case.line, whole)):
             if line:
                 made = attempt(Case(line).act(folder), folder)
                 assert made.code == 0, made.said
                 made.preload()
-                folder.rename(kept)  # reports say where they were made
+                folder.rename(target)  # reports say where they were made
         before.mkdir(exist_ok=True)
         write(folder.parent, _OF_USER)
         if case.in_project:
@@ -229,13 +229,13 @@ def all_operations(base: Path, say: Callable[[str], None], only: str = "", step:
         trial, counts, wrong = Trial.of(case, base / "trial"), Counter[str](), []
         for fault in trial.faults(step):
             counts[fault.what] += 1
-            if found := trial.wrong_after(fault):
-                wrong.append(f"  WRONG {name}, {fault}: {found}")
+            if mistakes := trial.wrong_after(fault):
+                wrong.append(f"  WRONG {name}, {fault}: {mistakes}")
                 say(wrong[-1])
         total += counts
         failed += len(wrong)
-        told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        lines.append(f"{name}: {counts.total()} faults ({told}), {len(wrong)} wrong")
+        kinds = ", ".join(f"{count} {what}" for what, count in counts.items())
+        lines.append(f"{name}: {counts.total()} faults ({kinds}), {len(wrong)} wrong")
         say(lines[-1])
     return "\n".join(
         [*lines, f"{total.total()} kills and failed operations ({dict(total)}): {failed} wrong"]

@@ -83,12 +83,12 @@ def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None)
         _in_the_fork(action, _Counter(str(inside.absolute()), fault), writing)
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:
-        told = pipe.read()
+        answer = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found: dict[str, Any] = (
-        json.loads(told) if told else {"said": "", "operations": [], "modules": []}
+    report: dict[str, Any] = (
+        json.loads(answer) if answer else {"said": "", "operations": [], "modules": []}
     )
-    return Outcome(code, found["said"], tuple(found["operations"]), tuple(found["modules"]))
+    return Outcome(code, report["said"], tuple(report["operations"]), tuple(report["modules"]))
 
 
 def _in_the_fork(action: Callable[[], int], counter: _Counter, pipe: int) -> None:
@@ -103,13 +103,13 @@ def _in_the_fork(action: Callable[[], int], counter: _Counter, pipe: int) -> Non
     except BaseException as error:
         said.write(f"Traceback: {type(error).__name__}: {error}")
     finally:
-        told = {
+        report = {
             "said": said.getvalue()[-_SAID:],
             "operations": counter.seen,
             "modules": list(sys.modules),
         }
         with open(pipe, "w", encoding="utf-8") as out:
-            json.dump(told, out)
+            json.dump(report, out)
         os._exit(code)
 
 

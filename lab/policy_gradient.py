@@ -106,9 +106,9 @@ def half_without_advantage(case: Case) -> Tensor:
 
 
 def sequence_level(case: Case) -> Tensor:
-    known = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
-    coefficient_T = (known.logp_N - case.logp_rollout_T).mean().exp() * case.advantage_T
-    return loss_of(case, lambda rows, _: coefficient_T[rows], known)
+    first_pass = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
+    coefficient_T = (first_pass.logp_N - case.logp_rollout_T).mean().exp() * case.advantage_T
+    return loss_of(case, lambda rows, _: coefficient_T[rows], first_pass)
 
 
 def through_logits(case: Case) -> Tensor:
@@ -203,9 +203,9 @@ def agree(case: Case) -> None:
     expected = case.hidden_TH.grad, case.weight_VH.grad
     run("token-level", case)
     tolerance = 1e-5 if case.weight_VH.dtype == torch.float32 else 0.01
-    for found, exact in zip((case.hidden_TH.grad, case.weight_VH.grad), expected, strict=True):
-        assert found is not None and exact is not None
-        assert (found - exact).float().norm() <= tolerance * exact.float().norm()
+    for gradient, exact in zip((case.hidden_TH.grad, case.weight_VH.grad), expected, strict=True):
+        assert gradient is not None and exact is not None
+        assert (gradient - exact).float().norm() <= tolerance * exact.float().norm()
 
 
 def show(

@@ -169,7 +169,7 @@ def gather_tables(
     about: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Evidence from tables with the columns of a trace."""
-    found = EvidenceCollector(pair, temperatures=temperatures_of(about or {}))
+    collector = EvidenceCollector(pair, temperatures=temperatures_of(about or {}))
     for table in tables:
-        found.update(table, table_to_batch(table))
-    return found.evidence(sampling, about)
+        collector.update(table, table_to_batch(table))
+    return collector.evidence(sampling, about)

@@ -74,14 +74,14 @@ def race(arguments: argparse.Namespace) -> None:
         }
         step = sum(seconds.values())
         tokens = statistics.mean(line["length"] for line in lines) * 512
-        found = {
+        result = {
             "ranks": ranks,
             "seconds": seconds,
             "step": step,
             "tokens_s": tokens / step,
             "gigabytes": peak,
         }
-        _note(arguments.folder, "race", found)
+        _note(arguments.folder, "race", result)
 
 
 def kills(arguments: argparse.Namespace) -> None:
@@ -111,8 +111,8 @@ def kills(arguments: argparse.Namespace) -> None:
             raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
         dead |= set(there.values())
         os.kill(there[rank], signal.SIGKILL)
-        found = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
-        _note(arguments.folder, "kill", found)
+        result = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
+        _note(arguments.folder, "kill", result)
     recorded = len(_lines(folder))
     while len(_lines(folder)) <= recorded + 1:
         time.sleep(0.5)
@@ -169,14 +169,14 @@ def every(arguments: argparse.Namespace) -> None:
         still = [
             name for name, lines in steps.items() if not any(line["grad_norm"] for line in lines)
         ]
-        found = {
+        result = {
             "ranks": ranks,
             "code": code,
             "algorithms": len(steps),
             "whole": len(whole),
             "still": still,
         }
-        _note(arguments.folder, "every", found | {"seconds": time.monotonic() - began})
+        _note(arguments.folder, "every", result | {"seconds": time.monotonic() - began})
 
 
 def trained(arguments: argparse.Namespace) -> None:
@@ -221,19 +221,19 @@ def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess
 
 
 def _ranks(launcher: int) -> dict[int, int]:
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     try:
         for thread in Path(f"/proc/{launcher}/task").iterdir():
             for child in (thread / "children").read_text().split():
                 settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                found |= {
+                ranks |= {
                     int(s.removeprefix(b"RANK=")): int(child)
                     for s in settings
                     if s.startswith(b"RANK=")
                 }
     except OSError:  # one has just ended
         return {}
-    return found
+    return ranks
 
 
 def _gigabytes(process: int) -> float:
@@ -255,8 +255,8 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def _note(folder: Path, what: str, found: dict[str, Any]) -> None:
-    line = json.dumps({"what": what, **found})
+def _note(folder: Path, what: str, result: dict[str, Any]) -> None:
+    line = json.dumps({"what": what, **result})
     print(line, flush=True)
     with open(folder / "ranks.jsonl", "a") as lines:
         lines.write(line + "\n")

@@ -49,10 +49,10 @@ def main() -> None:
         _row(model, QUESTION.format(what=what), words.split())
         for what, words in tomllib.loads(CANDIDATES.read_text(encoding="utf-8")).items()
     ]
-    kept = sorted(rows, key=_together, reverse=True)[:_QUESTIONS]
+    chosen = sorted(rows, key=_together, reverse=True)[:_QUESTIONS]
     KEPT.parent.mkdir(parents=True, exist_ok=True)
-    KEPT.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    for row in kept:
+    KEPT.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
+    for row in chosen:
         print(f"{row['problem'].splitlines()[-1]} {_together(row):.3f}: {row['answer']}")
 
 

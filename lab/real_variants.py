@@ -202,15 +202,17 @@ def _run(folder: Path, threads: str, *words: str) -> None:
 
 def _say(folder: Path, kind: str) -> None:
     line = [*_COMMAND, "diagnose", str(folder), "--json"]
-    found: dict[str, Any] = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)
-    expected = found["unexplained"]["expected"]
-    suspects = [row["setting"] for row in found["suspects"] if row["setting"]]
+    diagnosis: dict[str, Any] = json.loads(
+        subprocess.run(line, check=True, capture_output=True).stdout
+    )
+    expected = diagnosis["unexplained"]["expected"]
+    suspects = [row["setting"] for row in diagnosis["suspects"] if row["setting"]]
     share = expected["share_by_grid"]
     print(
-        f"{kind} | {folder.name} | {found['sample']['tokens']} | {found['abs_d_mean']:.4f} | "
+        f"{kind} | {folder.name} | {diagnosis['sample']['tokens']} | {diagnosis['abs_d_mean']:.4f} | "
         f"{expected['low']:.4f}–{expected['high']:.4f} | "
-        f"{'' if share is None else f'{100 * share:.0f} %'} | {found['faults']} | "
-        f"{found['first_cause']} | {suspects[:1]}",
+        f"{'' if share is None else f'{100 * share:.0f} %'} | {diagnosis['faults']} | "
+        f"{diagnosis['first_cause']} | {suspects[:1]}",
         flush=True,
     )
 

@@ -193,7 +193,7 @@ class Bench:
         """Step size, what was sent, the answer, the gap to the weights as sent, the lag, and
         tensors that differ.
         """
-        kept = [weight.detach().clone() for weight in self.trained()]
+        originals = [weight.detach().clone() for weight in self.trained()]
         for size in sizes:
             before = {
                 name: weight.detach().clone() for name, weight in self.model.state_dict().items()
@@ -229,7 +229,7 @@ class Bench:
                 gap = mean_gap(mu[:few], sync._logp_sent or [])
                 yield size, planted, answer, gap, lag, differ
                 with torch.no_grad():
-                    for weight, value in zip(self.trained(), kept, strict=True):
+                    for weight, value in zip(self.trained(), originals, strict=True):
                         weight.copy_(value)
 
     def load_weights(self, model: Any) -> None:
@@ -246,13 +246,13 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--size", type=float, action="append")
     parser.add_argument("--log", type=Path, default=Path("sync-engine.log"))
-    asked = parser.parse_args()
-    bench = Bench(asked.model, asked.dtype, asked.lora, asked.log)
-    for size, planted, answer, gap, lag, differ in bench.rows(asked.size or list(SIZES)):
+    options = parser.parse_args()
+    bench = Bench(options.model, options.dtype, options.lora, options.log)
+    for size, planted, answer, gap, lag, differ in bench.rows(options.size or list(SIZES)):
         changed = lag.get("weights_changed")
         words = f"changed {changed:.3%} lag {lag['abs_dp_mean']:.2g}" if changed is not None else ""
         print(
-            f"{asked.dtype} {'lora' if asked.lora else 'full'} {size:g} | {planted} | {answer} | "
+            f"{options.dtype} {'lora' if options.lora else 'full'} {size:g} | {planted} | {answer} | "
             f"{gap:.2g} | {differ} | {words}",
             flush=True,
         )

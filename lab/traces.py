@@ -152,11 +152,11 @@ def _some_lists(
     rows: np.ndarray,
     rng: np.random.Generator,
 ) -> pa.ListArray:
-    kept = values[chosen]
-    kept = np.minimum(
-        kept + rng.standard_normal(len(kept), dtype=np.float32) * np.float32(1e-3),
+    repeats = values[chosen]
+    repeats = np.minimum(
+        repeats + rng.standard_normal(len(repeats), dtype=np.float32) * np.float32(1e-3),
         np.float32(-1e-7),
     )
     starts = np.concatenate([[0], np.cumsum(np.where(rows, np.diff(offsets), 0))])
     lengths = pa.array(starts.astype(np.int32), mask=np.append(~rows, False))
-    return pa.ListArray.from_arrays(lengths, pa.array(kept))
+    return pa.ListArray.from_arrays(lengths, pa.array(repeats))

@@ -43,9 +43,9 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = (
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
             np.savez(path, allow_pickle=False, **_score(name, pool, trace, model, dtype))
-        kept = np.load(path)
-        topk = kept.get("topk_logp_TK")
-        pool.variants[name] = Scores(kept["logp_T"], kept["entropy_T"], topk)
+        arrays = np.load(path)
+        topk = arrays.get("topk_logp_TK")
+        pool.variants[name] = Scores(arrays["logp_T"], arrays["entropy_T"], topk)
 
 
 def model_at_hand(pool: Pool, sample: Sample) -> ModelAtHand:
@@ -74,15 +74,15 @@ def _score(name: str, pool: Pool, trace: Trace, model: str, dtype: str) -> dict[
         return _penalised(float(name.removeprefix("penalised")), trainer.model, requests)
     scores = trainer.score(requests, token_budget=_TOKEN_BUDGET)
     cut = pool.length_S.tolist()  # a retokenised response is longer than what the engine sampled
-    found = {
+    arrays = {
         "logp_T": np.concatenate([s.logp_T[:n] for s, n in zip(scores, cut, strict=True)]),
         "entropy_T": np.concatenate([s.entropy_T[:n] for s, n in zip(scores, cut, strict=True)]),
     }
     if "topk_ids" in pool.ranks and name != "retokenised":
-        found["topk_logp_TK"] = np.concatenate(
+        arrays["topk_logp_TK"] = np.concatenate(
             [s.logp_at_topk_TK for s in scores if s.logp_at_topk_TK is not None]
         )
-    return found
+    return arrays
 
 
 def _trainer(name: str, model: str, dtype: str) -> Trainer:
@@ -203,8 +203,8 @@ def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict
             topk.append(
                 logp_TV.gather(1, torch.from_numpy(request.topk_ids_TK.astype(np.int64))).numpy()
             )
-    found = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
-    return found | ({"topk_logp_TK": np.concatenate(topk)} if topk else {})
+    arrays = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
+    return arrays | ({"topk_logp_TK": np.concatenate(topk)} if topk else {})
 
 
 def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -213,13 +213,13 @@ def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
         i: text for i in range(4096) if not (text := trace.vocabulary.decode([i])).startswith("⟨")
     }
     id_of = {text: i for i, text in text_of.items()}
-    found = {}
+    splits = {}
     for token, text in text_of.items():
         for cut in range(1, len(text)):
             if text[:cut] in id_of and text[cut:] in id_of:
-                found[token] = (id_of[text[:cut]], id_of[text[cut:]])
+                splits[token] = (id_of[text[:cut]], id_of[text[cut:]])
                 break
-    return found
+    return splits
 
 
 def _with_one_split(

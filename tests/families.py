@@ -159,8 +159,8 @@ def config_of(family: str, **changes: Any) -> Any:
     """The transformers configuration with these settings."""
     import transformers
 
-    known = FAMILIES[family]
-    return getattr(transformers, f"{known.name}Config")(**_SIZES | dict(known.settings) | changes)
+    entry = FAMILIES[family]
+    return getattr(transformers, f"{entry.name}Config")(**_SIZES | dict(entry.settings) | changes)
 
 
 def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> str:

@@ -260,12 +260,12 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
         line.removeprefix("@ ") for line in result.stderr.splitlines() if line.startswith("@")
     ]
     for line, answer in zip(READING.split("\n")[1:-1], answers, strict=True):
-        told = (
+        names = (
             answer.replace("'pandas'", "")
             if any(words in line for words in _ARROW_LOOKS_FOR_PANDAS)
             else answer
         )
-        assert told == f"{line} 0 []", result.stderr
+        assert names == f"{line} 0 []", result.stderr
 
 
 @pytest.mark.slow

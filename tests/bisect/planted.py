@@ -85,9 +85,9 @@ class Bed:
 
     def by(self, typed: Typed) -> Bed:
         """The same bed, with another way to make runs."""
-        found = copy(self)
-        found._typed = typed
-        return found
+        bed = copy(self)
+        bed._typed = typed
+        return bed
 
     def clean(self, dtype: str = FLOAT32) -> Path:
         """A run with nothing planted."""
@@ -230,13 +230,13 @@ def attended_padding(bed: Bed) -> Planted:
 
 def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     table = open_shard(shard).read()
-    asked = requests_of(table)
-    padding = padded_to(max(len(request.prompt_ids) for request in asked), token).prompt
-    read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in asked]
+    requests = requests_of(table)
+    padding = padded_to(max(len(request.prompt_ids) for request in requests), token).prompt
+    read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in requests]
     scores = trainer.score(read, token_budget=8192)
     columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
-    given = {name: [getattr(score, of) for score in scores] for name, of in columns.items()}
-    write_shard(shard, with_columns(table, given))
+    values = {name: [getattr(score, of) for score in scores] for name, of in columns.items()}
+    write_shard(shard, with_columns(table, values))
 
 
 HEAD = "--float32-head"

@@ -99,8 +99,14 @@ def modules(layers: int = 6) -> dict[str, Any]:
         {"kind": "attention", "share": 0.61, "left": 0.004},
         {"kind": "all", "share": 0.97, "left": 0.0003},
     ]
-    found = {"responses": 8, "gap": 0.01, "layers": streams, "isolated": isolated, "grafts": grafts}
-    return found | {"missing": ["rotary: the engine has one for all layers"]}
+    result = {
+        "responses": 8,
+        "gap": 0.01,
+        "layers": streams,
+        "isolated": isolated,
+        "grafts": grafts,
+    }
+    return result | {"missing": ["rotary: the engine has one for all layers"]}
 
 
 def analysis(
@@ -161,11 +167,11 @@ def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: i
     )
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [" so", " the", " sum", " is", HOSTILE]
-    known = pa.table(
+    pieces_table = pa.table(
         {"id": pa.array(range(5), pa.int32()), "bytes": [piece.encode() for piece in pieces]}
     )
     vocabulary = folder / "vocab.parquet"
-    pq.write_table(known, vocabulary)
+    pq.write_table(pieces_table, vocabulary)
     write_as_recorded(
         folder / LEGS / AS_RECORDED, [rows_to_table(columns)], MANIFEST, vocabulary, equal=True
     )

@@ -48,11 +48,11 @@ def healthy(name: str) -> tuple[Trace, Pool]:
 @pytest.fixture(scope="session")
 def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
     """From vLLM in float32, and in bfloat16 with a KV cache in fp8."""
-    found = {}
+    by_name = {}
     for name in ("float32", "fp8-kv"):
-        trace, found[name] = healthy(name)
-        add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
-    return found
+        trace, by_name[name] = healthy(name)
+        add_variants(by_name[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
+    return by_name
 
 
 @pytest.fixture(scope="session")

@@ -126,10 +126,10 @@ def try_reward(code: str) -> str:
         reward = OwnReward(f"{folder}/mine.py:reward", seconds=1.0)
         reward.child.seconds_to_start = 3.0
         try:
-            found = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
+            grades = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
             outcome = "given up" if reward.timeouts else "done"
             if "return len" in code and not reward.timeouts:
-                assert found == [2, 3], found
+                assert grades == [2, 3], grades
         except MismatchError as error:
             outcome = _refused(error)
         finally:

@@ -130,13 +130,13 @@ class Browser:
         """The awaited value of an expression in the page, even if the page's own scripts are
         off.
         """
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"][
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]["exception"][
             "description"
         ]
-        return found["result"].get("value")
+        return answer["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press a key on the focused element."""

@@ -128,9 +128,9 @@ def route(batch: TokenBatch) -> tuple[TokenBatch, dict[str, Any]]:
     engine_TMK = np.where(flipped_TM[..., None], trainer_TMK[..., 1:], trainer_TMK[..., :k])
     columns = (engine_TMK, trainer_TMK[..., :k], margin_TM, batch.loss_mask_T)
     parts = zip(*(np.split(column, offset_S1[1:-1]) for column in columns), strict=True)
-    found = route_columns([compare_routes(*part) for part in parts])
-    flat = {f"{name}_T": np.concatenate(found[name]) for name in ("route_flips", "route_first")}
-    return replace(batch, **flat), found
+    by_column = route_columns([compare_routes(*part) for part in parts])
+    flat = {f"{name}_T": np.concatenate(by_column[name]) for name in ("route_flips", "route_first")}
+    return replace(batch, **flat), by_column
 
 
 def measure(

@@ -129,12 +129,12 @@ def by_hand(
 
 
 def assert_same_gradients(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
+    gradients: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
 ) -> None:
     """`tolerance`: relative to the largest gradient of all."""
-    assert set(found) == set(expected)
+    assert set(gradients) == set(expected)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     assert largest > 0, "nothing is learnt: nothing is compared"
     for name, gradient in expected.items():
         limits = {"atol": tolerance * largest, "rtol": 1e-4}
-        torch.testing.assert_close(found[name].double(), gradient.double(), **limits)
+        torch.testing.assert_close(gradients[name].double(), gradient.double(), **limits)

@@ -155,8 +155,8 @@ def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:
     records = [record | {"eval_accuracy": None} for record in run.records]
     for record in records if sets else ():
         if record["step"] == 1 or record["step"] % 10 == 0:
-            found = {name: 0.5 * record["reward"] - 0.05 * i for i, name in enumerate(sets)}
-            record |= {"eval": found, "eval_accuracy": float(np.mean([*found.values()]))}
+            accuracies = {name: 0.5 * record["reward"] - 0.05 * i for i, name in enumerate(sets)}
+            record |= {"eval": accuracies, "eval_accuracy": float(np.mean([*accuracies.values()]))}
     return replace(run, records=records)
 
 

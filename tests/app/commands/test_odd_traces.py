@@ -28,8 +28,8 @@ def said(tmp_path, monkeypatch, typed) -> Callable[..., str]:
         shutil.rmtree("odd", ignore_errors=True)
         Path("odd").mkdir()
         manifest = read_manifest(FP8) | {"shards": 1}
-        kept = {key: manifest[key] for key in keys or manifest}
-        Path("odd/manifest.json").write_text(json.dumps(kept), encoding="utf-8")
+        entries = {key: manifest[key] for key in keys or manifest}
+        Path("odd/manifest.json").write_text(json.dumps(entries), encoding="utf-8")
         shutil.copy(FP8 / "vocab.parquet", "odd")
         table = pq.read_table(FP8 / "shard-00000.parquet")
         pq.write_table(change(table), "odd/shard-00000.parquet")

@@ -64,14 +64,14 @@ class Padded:
 
 def padded(trace: Trace, dtype: torch.dtype = torch.float64) -> dict[str, Padded]:
     """The pairs of policies in a trace, as batches."""
-    found = {}
+    columns = {}
     for pair, (current, reference) in PAIRS.items():
         rows = [row for batch in trace.batches() for row in _rows(batch, current, reference)]
         if rows and any(row[2].any() for row in rows):
-            found[pair] = Padded(
+            columns[pair] = Padded(
                 *(_stacked(list(column), dtype) for column in zip(*rows, strict=True))
             )
-    return found
+    return columns
 
 
 def _rows(

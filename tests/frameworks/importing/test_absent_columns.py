@@ -140,8 +140,8 @@ def test_a_column_that_need_not_be_there(format, way, tmp_path):
                 assert table.column(ours).equals(whole.column(ours)), said
             for at in {0, 1, 2} - rows:
                 row = {key: table.column(key)[at].as_py() for key in table.column_names}
-                known = {key: row.get(key) for key in expected[at]}
-                assert str(known) == str(expected[at]), said
+                values = {key: row.get(key) for key in expected[at]}
+                assert str(values) == str(expected[at]), said
 
 
 def test_verl_without_attention_mask(tmp_path):

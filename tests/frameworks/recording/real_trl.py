@@ -136,9 +136,9 @@ def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
             pq.write_table(table.filter(pc.equal(table["step"], step)), folder / shard.name)
         assert run(["report", str(folder), "--as", "trl", "--json"]) == 0
         metrics = json.loads(capsys.readouterr().out)["frameworks"]["trl"]["metrics"]
-        found = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
-        assert {*found} == {*LOGGED}
-        for name, value in found.items():
+        of_framework = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
+        assert {*of_framework} == {*LOGGED}
+        for name, value in of_framework.items():
             assert value == pytest.approx(logged[name], abs=1e-6), name
 
 
@@ -158,13 +158,13 @@ def test_every_command_reads_it(trained, command, tmp_path, capsys):
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = train(Path(folder))
+        training = train(Path(folder))
     arrays = {
         f"{step}/{name}": value.numpy()
-        for step, batch in enumerate(found.batches)
+        for step, batch in enumerate(training.batches)
         for name, value in batch.items()
     }
-    logged = np.array([[row[name] for name in LOGGED] for row in found.logged])
+    logged = np.array([[row[name] for name in LOGGED] for row in training.logged])
     np.savez_compressed(BATCHES, logged=logged, **arrays)
 
 

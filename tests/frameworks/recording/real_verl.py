@@ -41,7 +41,7 @@ def samples() -> list[dict[str, Any]]:
     """The items that verl's agent loop puts into its queue, one response each, every third with
     a tool turn.
     """
-    rng, found = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), []
     for number in range(SAMPLES):
         length = int(rng.integers(8, 20))
         mask = torch.ones(length, dtype=torch.int64)
@@ -50,7 +50,7 @@ def samples() -> list[dict[str, Any]]:
         rollout = torch.from_numpy(-0.1 - rng.exponential(0.5, length).astype("f"))
         scores = torch.zeros(length)
         scores[-1] = float(number % 2)
-        found.append(
+        rows.append(
             {
                 "uid": f"prompt-{number // 4}",
                 "prompts": torch.arange(1, 4 + number // 4),
@@ -63,7 +63,7 @@ def samples() -> list[dict[str, Any]]:
                 + torch.from_numpy(rng.normal(0, 0.02, length).astype("f")),
             }
         )
-    return found
+    return rows
 
 
 def trainer(folder: Path, **correction: Any) -> Any:
@@ -146,10 +146,10 @@ def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
     logged = calculate_debug_metrics(DataProto.from_dict(tensors=batch | {"response_mask": mask}))
     correction = compute_offpolicy_metrics(batch["old_log_probs"], batch["rollout_log_probs"], mask)
     logged |= {f"rollout_corr/{name}": value for name, value in correction.items()}
-    found = verl_metrics(tmp_path / "run/recorded")
-    shared = found.keys() & logged.keys()
+    metrics = verl_metrics(tmp_path / "run/recorded")
+    shared = metrics.keys() & logged.keys()
     assert len(shared) >= 12
-    assert {name: found[name] for name in shared} == pytest.approx(
+    assert {name: metrics[name] for name in shared} == pytest.approx(
         {n: float(logged[n]) for n in shared}, abs=1e-6
     )
 

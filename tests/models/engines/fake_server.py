@@ -91,8 +91,10 @@ class FakeServer:
     def honest(self, path: str, body: bytes) -> tuple[int, bytes]:
         card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
         if path == COMPLETIONS:
-            asked = json.loads(body)
-            answer = reading(asked["prompt"]) if "prompt_logprobs" in asked else completion(asked)
+            request = json.loads(body)
+            answer = (
+                reading(request["prompt"]) if "prompt_logprobs" in request else completion(request)
+            )
             return 200, json.dumps(answer).encode()
         pages = {
             "/v1/models": json.dumps({"data": [card]}).encode(),
@@ -104,19 +106,19 @@ class FakeServer:
         return (200, pages[path]) if path in pages else (404, b"{}")
 
 
-def completion(asked: dict[str, Any]) -> dict[str, Any]:
+def completion(request: dict[str, Any]) -> dict[str, Any]:
     """As vLLM answers: the sampled token first, then ranks 1…K; processed log-probs, with −inf
     clipped.
     """
-    logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
-    if asked["top_k"] > 0:
-        logits_V[asked["top_k"] :] = -np.inf
+    logits_V = -0.05 * np.arange(VOCABULARY) / request["temperature"]
+    if request["top_k"] > 0:
+        logits_V[request["top_k"] :] = -np.inf
     logp_V = logits_V - np.logaddexp.reduce(logits_V)
-    rng = np.random.default_rng(asked["seed"])
-    ids = rng.choice(VOCABULARY, asked["max_tokens"], p=np.exp(logp_V)).tolist()
+    rng = np.random.default_rng(request["seed"])
+    ids = rng.choice(VOCABULARY, request["max_tokens"], p=np.exp(logp_V)).tolist()
     value_V, top = (
         np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist(),
-        range(asked["logprobs"]),
+        range(request["logprobs"]),
     )
     logprobs = {
         "tokens": [f"token_id:{i}" for i in ids],
@@ -124,7 +126,7 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
         "top_logprobs": [{f"token_id:{t}": value_V[t] for t in (i, *top)} for i in ids],
     }
     text = 'a \\ and "token_id:7": of its own'
-    return _answer(text=text, token_ids=ids, prompt_token_ids=asked["prompt"], logprobs=logprobs)
+    return _answer(text=text, token_ids=ids, prompt_token_ids=request["prompt"], logprobs=logprobs)
 
 
 def reading(prompt: list[int]) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -
     by_step = []
     for step in map(int, np.unique(tokens.step_T)):
         here = tokens.step_T == step
-        gone, kept = here & blocked_T, here & ~blocked_T
-        means = (mean(x[of]) for x in (mu_T, tokens.entropy_T) for of in (gone, kept))
+        gone, passed_T = here & blocked_T, here & ~blocked_T
+        means = (mean(x[of]) for x in (mu_T, tokens.entropy_T) for of in (gone, passed_T))
         blocked = by_sign(blocked_T[here], advantage_T[here])
         by_step.append(BlockedInSteps(step, step, int(here.sum()), blocked, NOTHING, *means))
     by_mu = [
@@ -210,12 +210,12 @@ def sweeps(tokens: Tokens) -> SweepTables:
     def rows(
         distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0
     ) -> list[ThresholdRow]:
-        found = []
+        lines = []
         for threshold in map(float, thresholds):
             blocked_T = distance_T * sign_T > threshold / factor
             lost = estimate(amount_T[blocked_T].sum() / amount_T.sum(), len(sign_T))
-            found.append(ThresholdRow(threshold, share(blocked_T), lost))
-        return found
+            lines.append(ThresholdRow(threshold, share(blocked_T), lost))
+        return lines
 
     def at_cap(cap: float) -> CapRow:
         lost = np.maximum(amount_T - cap * amount_T / ratio_T, 0).sum() / amount_T.sum()

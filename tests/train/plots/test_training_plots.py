@@ -175,7 +175,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 @pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_runs(name: str, style: Style) -> None:
     data = TrainingAnalysis.of(CASES[name]())
-    names = [found for found, _ in plots_for(data)]
+    names = [plot_name for plot_name, _ in plots_for(data)]
     assert {"training-curves", "by-setting"} & set(names)
     for _, plot in plots_for(data):
         check_texts(drawn(plot, data, style), style)

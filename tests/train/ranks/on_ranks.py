@@ -97,7 +97,7 @@ def samples(recomputed: bool = True) -> list[LearnedResponse]:
     which the second rank has, has one.
     """
     rng = np.random.default_rng(0)
-    found = []
+    results = []
     for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
         ids = rng.integers(0, VOCABULARY, length).tolist()
         topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
@@ -110,8 +110,8 @@ def samples(recomputed: bool = True) -> list[LearnedResponse]:
         moved, average = np.minimum(logp + noise, -1e-3).astype(np.float32)
         sample = LearnedResponse(rollout, advantage, moved, topk, (0, 0, 0, i // 3, i % 3), average)
         nothing = dict.fromkeys(("logp_recomputed_T", "topk_logp_recomputed_TK", "logp_average_T"))
-        found.append(sample if recomputed else replace(sample, **nothing))
-    return found
+        results.append(sample if recomputed else replace(sample, **nothing))
+    return results
 
 
 def loaded(
@@ -142,7 +142,7 @@ def gradients(folder: Path, world: World) -> None:
     )
     for aggregation in ("token-mean", "sequence-mean"):
         cases.append(("tied", f"pg-is/{aggregation}"))
-    found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
+    results, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
     for kind in ADAPTED:
         trainers[f"{kind} adapted"] = adapted = loaded(folder, kind, world)
         start_lora(adapted.model, rank=4, alpha=8, targets="all-linear", seed=0)
@@ -165,7 +165,7 @@ def gradients(folder: Path, world: World) -> None:
         update = learner.update(
             share(world, samples(recomputed=parse_algorithm(name).needs_recomputed))
         )
-        found[f"{kind} {case}"] = result = {
+        results[f"{kind} {case}"] = result = {
             "norm": update.grad_norm,
             "gradient": {name: whole(master.grad).clone() for name, master in masters.items()},
             "after": {name: whole(master).detach().clone() for name, master in masters.items()},
@@ -179,7 +179,7 @@ def gradients(folder: Path, world: World) -> None:
             for name, master in masters.items():
                 master.copy_(before[name])
                 master.grad = None
-    _keep(found, folder, world)
+    _keep(results, folder, world)
     if world.size == 2:
         saved(trainers["tied"], folder, world)
     scores(folder, world)
@@ -190,21 +190,21 @@ def scores(folder: Path, world: World) -> None:
     one that learns.
     """
     requests = [ScoreRequest.of(sample.rollout) for sample in samples()]
-    found = {}
+    results = {}
     for kind in ("tied", "no plan", "experts"):
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer, own = loaded(folder, kind, world, dtype, learns), share(world, requests)
             read = [vars(score) for score in trainer.score(own, token_budget=1)]
-            seen = gathered(world, read)
+            scored = gathered(world, read)
             with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
                 moved = [{"logp_T": s.logp_T} for s in trainer.score(own, token_budget=1)]
             # That model has no such positions
-            seen += gathered(world, moved) if kind != "no plan" else []
+            scored += gathered(world, moved) if kind != "no plan" else []
             trainer.score_again(own, token_budget=100)  # no rank waits for the others
             described = trainer.describe()
             del described["threads"]
-            found[kind, dtype, learns] = seen, described
-    _keep(found, folder, world, "scores")
+            results[kind, dtype, learns] = scored, described
+    _keep(results, folder, world, "scores")
 
 
 def of_learner(learner: Learner) -> dict[str, torch.Tensor]:
@@ -226,10 +226,10 @@ def restored(folder: Path, world: World) -> None:
     checkpoint = latest_checkpoint(folder / "run", world)
     assert checkpoint is not None
     learner.restore(checkpoint.facts["learner"], checkpoint.load)
-    found = of_learner(learner)
+    state = of_learner(learner)
     learner.update(share(world, samples(recomputed=False)))
     after = of_learner(learner)
-    _keep({"found": found, "after": after, "version": learner.version}, folder, world)
+    _keep({"found": state, "after": after, "version": learner.version}, folder, world)
 
 
 def trained(folder: Path, world: World) -> None:
@@ -293,9 +293,9 @@ def deserted(_: Path, world: World) -> None:
         world.barrier()
 
 
-def _keep(found: object, folder: Path, world: World, name: str = "found") -> None:
+def _keep(result: object, folder: Path, world: World, name: str = "found") -> None:
     if world.first:
-        torch.save(found, folder / f"{name}-{world.size}.pt")
+        torch.save(result, folder / f"{name}-{world.size}.pt")
 
 
 def kept(folder: Path, ranks: int, name: str = "found") -> dict:
