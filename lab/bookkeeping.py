@@ -52,13 +52,12 @@ def permuted_anywhere(pool: Pool, share: float, rng: np.random.Generator) -> Non
 
 
 def _exchange(pool: Pool, members: np.ndarray) -> None:
-    own = [
-        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s + 1]].copy()
-        for s in members
-    ]
-    for s, other in zip(members, own[1:] + own[:1], strict=True):
-        length = min(pool.length_S[s], len(other))
-        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s] + length] = other[:length]
+    logp_T = pool.tokens["logp_rollout"]
+    before_T = logp_T.copy()
+    for s, other in zip(members, np.roll(members, -1), strict=True):
+        length = min(pool.length_S[s], pool.length_S[other])
+        start, source = pool.offset_S1[s], pool.offset_S1[other]
+        logp_T[start : start + length] = before_T[source : source + length]
 
 
 def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
