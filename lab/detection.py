@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,20 @@ PROMPTS = 32  # per trial, with all their samples
 
 
 def main() -> None:
+    options = command_line().parse_args()
+    pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
+    rows = []
+    if not options.only:
+        rows += healthy_rows(pools, options.healthy // (2 * len(POOLS)))
+    rows += fault_rows(pools, options.only, options.trials)
+    if options.only in "top-p":
+        for top_p in TOP_P:
+            rows.append(top_p_row(options.folder, top_p, options.trials))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where pools are recorded and kept"
@@ -67,42 +81,37 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--json", type=Path, help="also write the counts here")
-    options = parser.parse_args()
-    pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
-    rows: list[dict[str, Any]] = []
-    if not options.only:
-        print(
-            "| healthy | setting | false causes | unexplained | of | named |\n"
-            "|---|---|---|---|---|---|",
-            flush=True,
-        )
-        share = options.healthy // (2 * len(POOLS))
-        rows += [
-            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS
-        ]
+    return parser
+
+
+def healthy_rows(pools: dict[str, Pool], trials: int) -> Iterator[dict[str, Any]]:
+    """The table of false alarms: every pool, in whole trials and in tiny ones."""
+    print(
+        "| healthy | setting | false causes | unexplained | of | named |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for tiny in (False, True):
+        for name, pool in pools.items():
+            yield healthy_row(name, pool, trials, tiny)
+
+
+def fault_rows(pools: dict[str, Pool], only: str, trials: int) -> Iterator[dict[str, Any]]:
+    """The table of faults; stale weights a second time, without the earlier checkpoint."""
     head = (
         "| fault | first cause | severity | right | of | instead, or in the set | others beside "
         "| which |"
     )
     print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
-        if options.only in fault.name:
-            trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
-            rows += [fault_row(fault, severity, pools, trials) for severity in fault.severities]
-    for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
+        if only in fault.name:
+            number = min(trials, TRIALS_AT_HAND) if fault.at_hand else trials
+            for severity in fault.severities:
+                yield fault_row(fault, severity, pools, number)
+    for fault in FAULTS:
         alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
-        if options.only in alone.name:
-            rows += [
-                fault_row(alone, severity, pools, options.trials, earlier=False)
-                for severity in fault.severities
-            ]
-    rows += [
-        top_p_row(options.folder, top_p, options.trials)
-        for top_p in TOP_P
-        if options.only in "top-p"
-    ]
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        if fault.check == "stale-weights" and only in alone.name:
+            for severity in fault.severities:
+                yield fault_row(alone, severity, pools, trials, earlier=False)
 
 
 def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None) -> Pool:
@@ -120,7 +129,9 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     pool = Pool.of(pa.concat_tables(trace.tables()), RESPONSES)
     pool.about = trace.manifest
     pool.sampling = trace.manifest["config"]["sampling"]
-    if name in BROKEN_POOLS if variants is None else variants:
+    if variants is None:
+        variants = name in BROKEN_POOLS
+    if variants:
         add_variants(pool, trace, folder / f"{name}-variants")
     return pool
 
@@ -165,7 +176,8 @@ class Tally:
         self.named[answer] += 1
         self.cells[cell][answer] += 1
         right = {check, *true, *ALIKE.get(check, ()), *FOLLOWS.get(check, ())}
-        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - right
+        causes = {finding.check for finding in diagnosis.found}
+        false = [cause for cause in causes - right if module(cause).STAGE < FLOOR_STAGE]
         self.beside.update(false)
         self.beside["any"] += bool(false)
 
@@ -178,16 +190,16 @@ def _answer(diagnosis: Findings, check: str) -> str:
     names = {check, *ALIKE.get(check, ())}
     if diagnosis.first_cause is not None:
         return check if diagnosis.first_cause.check in names else diagnosis.first_cause.check
-    if UNEXPLAINED not in [fault.check for fault in diagnosis.faults]:
+    if all(fault.check != UNEXPLAINED for fault in diagnosis.faults):
         return "nothing"
-    return IN_THE_SET if names & {suspect.check for suspect in diagnosis.suspects} else UNEXPLAINED
+    is_in_the_set = any(suspect.check in names for suspect in diagnosis.suspects)
+    return IN_THE_SET if is_in_the_set else UNEXPLAINED
 
 
-def sampled_alone(pool: Pool) -> Pool:
-    """Like many dumps: only the log-probabilities of the sampled tokens."""
+def sampled_alone(pool: Pool) -> None:
+    """Leave only the log-probabilities of the sampled tokens, like many dumps."""
     pool.ranks.clear()
     pool.tokens.pop("entropy_trainer", None)
-    return pool
 
 
 def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
@@ -196,21 +208,19 @@ def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any
     """
     rng, tally = np.random.default_rng(1), Tally()
     for trial in range(trials):
-        index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
-        healthy = pool.take(index_S[:: rng.integers(1, 5)] if tiny else index_S)
+        prompts = int(rng.integers(5, 21)) if tiny else PROMPTS
+        index_S = draw(pool, rng, prompts)
+        if tiny:
+            index_S = index_S[:: rng.integers(1, 5)]
+        healthy = pool.take(index_S)
         in_steps(healthy, rng)
+        cell = "top-K"
         if trial % 2:
+            cell = "plain"
             sampled_alone(healthy)
-        tally.add(
-            "nothing",
-            judged(healthy, pool.sampling),
-            "plain" if trial % 2 else "top-K",
-            TRUE_OF.get(name, ()),
-        )
-    wrong, unexplained = (
-        tally.beside.pop("any", 0),
-        tally.named[UNEXPLAINED] + tally.named[IN_THE_SET],
-    )
+        tally.add("nothing", judged(healthy, pool.sampling), cell, TRUE_OF.get(name, ()))
+    wrong = tally.beside.pop("any", 0)
+    unexplained = tally.named[UNEXPLAINED] + tally.named[IN_THE_SET]
     size = "tiny" if tiny else "whole"
     print(
         f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |",
@@ -238,15 +248,12 @@ def fault_row(
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K and not fault.top_k:
             sampled_alone(broken)
-        needs_earlier = earlier and fault.check == "stale-weights"
-        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if needs_earlier else None
+        earlier_T = None
+        if earlier and fault.check == "stale-weights":
+            earlier_T = pools[name].take(index_S).tokens["logp_trainer"]
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
-        tally.add(
-            fault.check,
-            diagnosis,
-            f"{name}, {'plain' if plain else 'top-K'}",
-            TRUE_OF.get(name, ()),
-        )
+        cell = f"{name}, plain" if plain else f"{name}, top-K"
+        tally.add(fault.check, diagnosis, cell, TRUE_OF.get(name, ()))
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 
 
@@ -259,9 +266,11 @@ def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
     pool.use("temperature1")
     rng, tally = np.random.default_rng(3), Tally()
     for trial in range(trials):
-        drawn = pool.take(draw(pool, rng))
-        diagnosis = judged(sampled_alone(drawn) if trial % 2 else drawn, {})
-        tally.add("truncated-support", diagnosis, "plain" if trial % 2 else "top-K")
+        drawn, cell = pool.take(draw(pool, rng)), "top-K"
+        if trial % 2:
+            cell = "plain"
+            sampled_alone(drawn)
+        tally.add("truncated-support", judged(drawn, {}), cell)
     return _row("top-p in the engine only", "truncated-support", f"top_p {top_p:g}", tally)
 
 
@@ -273,15 +282,13 @@ def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
         f"{beside} | {_counts(tally.beside)} |",
         flush=True,
     )
-    row = {
+    return {
         "fault": name,
         "check": check,
         "severity": severity,
         "right": right,
         "of": tally.trials,
         "named": others,
-    }
-    return row | {
         "beside": beside,
         "false": dict(tally.beside),
         "right_in": {

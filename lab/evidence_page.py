@@ -71,14 +71,13 @@ class Evidence:
         for part in _TITLES:
             for run in design(part):
                 cell = Cell(part, run.updates, run.algorithm.partition(":")[0])
-                self._folders.setdefault(cell, []).append(folder / run.name)
-        self._runs = {
-            cell: read_runs([path for path in of if path.is_dir()])
-            for cell, of in self._folders.items()
-        }
+                folders = self._folders.setdefault(cell, [])
+                if (folder / run.name).is_dir():
+                    folders.append(folder / run.name)
+        self._runs = {cell: read_runs(paths) for cell, paths in self._folders.items()}
 
     def cells(self, part: str) -> list[Cell]:
-        """Those of a part that have runs, the fewest updates first."""
+        """The cells of a part that have runs, the fewest updates first."""
         own = [cell for cell, runs in self._runs.items() if cell.part == part and runs]
         return sorted(own, key=lambda cell: cell.updates)
 
@@ -91,8 +90,11 @@ class Evidence:
         number, runs = len(self.runs(own)), [*self.runs(own), *self.runs(rival)]
         if not 0 < number < len(runs):
             return Estimate(None)
-        values = [(run.seed, measure(run)) for run in CommonSteps(runs).restricted]
-        pairs = [(seed, value) for seed, value in values if value is not None]
+        pairs = []
+        for run in CommonSteps(runs).restricted:
+            value = measure(run)
+            if value is not None:
+                pairs.append((run.seed, value))
         return difference(pairs[:number], pairs[number:]).estimate
 
     def level(self, cell: Cell, measure: Measure) -> Estimate:
@@ -102,9 +104,13 @@ class Evidence:
     def doses(self) -> list[tuple[Cell, Estimate]]:
         """The cells of GRPO that DPPO has too, with DPPO − GRPO."""
         pairs = [("tokens", 2), ("tokens", 16), ("tokens", 32), ("solutions", 16), ("real", 8)]
-        cells = [Cell(part, updates, GRPO) for part, updates in pairs]
-        ahead = [self.gap(cell._replace(algorithm=DPPO), cell, area) for cell in cells]
-        return [pair for pair in zip(cells, ahead, strict=True) if pair[1].value is not None]
+        doses = []
+        for part, updates in pairs:
+            cell = Cell(part, updates, GRPO)
+            ahead = self.gap(cell._replace(algorithm=DPPO), cell, area)
+            if ahead.value is not None:
+                doses.append((cell, ahead))
+        return doses
 
 
 def area(run: TrainingRun) -> float | None:
@@ -170,17 +176,16 @@ class Prediction:
 
     def row(self, evidence: Evidence) -> list[str]:
         """A row of the table of predictions."""
-        estimate = (
-            evidence.level(self.cell, self.measure)
-            if self.rival is None
-            else evidence.gap(self.cell, self.rival, self.measure)
-        )
+        if self.rival is None:
+            estimate = evidence.level(self.cell, self.measure)
+        else:
+            estimate = evidence.gap(self.cell, self.rival, self.measure)
         verdict = self.range.verdict(estimate)
         return [str(self.claim), self.about, str(self.range), _interval(estimate), verdict]
 
 
 def predictions() -> list[Prediction]:
-    """Those of the page, in its order."""
+    """The predictions of the page, in its order."""
     two, sixteen, thirty_two = (partial(Cell, "tokens", updates) for updates in (2, 16, 32))
     variant, solution = partial(Cell, "variants", 16), partial(Cell, "solutions", 16)
     stable, real = partial(Cell, "stability", 16), partial(Cell, "real", 8)
@@ -234,25 +239,19 @@ def tables(evidence: Evidence) -> Iterator[str]:
     rows = [prediction.row(evidence) for prediction in predictions()]
     yield _table(["claim", "comparison", "predicted", "came out", "verdict"], rows)
     for part, title in _TITLES.items():
-        if cells := evidence.cells(part):
+        cells = evidence.cells(part)
+        if cells:
             yield f"### {title}"
             yield f"![{title}: reward by step](images/evidence-{part}.png)"
             yield _table(_HEAD, [_row(evidence, cell) for cell in cells])
-    if doses := evidence.doses():
+    rows = []
+    for cell, ahead in evidence.doses():
+        blocked = _percent(evidence.level(cell, blocked_rare))
+        rows.append([cell.part, str(cell.updates), blocked, _interval(ahead)])
+    if rows:
         yield "### The difference against what GRPO blocks"
         yield "![DPPO − GRPO against the rare tokens that GRPO blocks](images/evidence-dose.png)"
-        yield _table(
-            ["part", "updates", f"GRPO: {_BLOCKED}", "DPPO − GRPO"],
-            [
-                [
-                    cell.part,
-                    str(cell.updates),
-                    _percent(evidence.level(cell, blocked_rare)),
-                    _interval(ahead),
-                ]
-                for cell, ahead in doses
-            ],
-        )
+        yield _table(["part", "updates", f"GRPO: {_BLOCKED}", "DPPO − GRPO"], rows)
 
 
 _HEAD = [
@@ -263,10 +262,8 @@ _HEAD = [
 
 def _row(evidence: Evidence, cell: Cell) -> list[str]:
     runs = evidence.runs(cell)
-    shares = [
-        _percent(evidence.level(cell, measure))
-        for measure in (_mean("blocked"), blocked_rare, _mean("bad_over_negative"))
-    ]
+    measures = (_mean("blocked"), blocked_rare, _mean("bad_over_negative"))
+    shares = [_percent(evidence.level(cell, measure)) for measure in measures]
     return [
         cell.algorithm,
         str(cell.updates),
@@ -283,9 +280,12 @@ def _mean(key: str) -> Measure:
 
 
 def _seconds(run: TrainingRun) -> float:
-    """Of a step without its evaluation, mean over the steps."""
-    phases = [record["seconds"] for record in run.records]
-    return float(np.mean([sum(taken.values()) - taken.get("evaluate", 0.0) for taken in phases]))
+    """The seconds of a step without its evaluation, mean over the steps."""
+    steps = []
+    for record in run.records:
+        phases = record["seconds"]
+        steps.append(sum(phases.values()) - phases.get("evaluate", 0.0))
+    return float(np.mean(steps))
 
 
 def _plain(value: float | None) -> str:
@@ -311,9 +311,11 @@ def draw(evidence: Evidence, folder: Path) -> None:
     """A figure for each part that has runs, and the dose."""
     mpl.use("agg")
     for part in _TITLES:
-        if cells := evidence.cells(part):
+        cells = evidence.cells(part)
+        if cells:
             _draw_curves(evidence, cells, folder / f"evidence-{part}.png")
-    if doses := evidence.doses():
+    doses = evidence.doses()
+    if doses:
         _draw_dose(evidence, doses, folder / "evidence-dose.png")
 
 
@@ -329,8 +331,9 @@ def _draw_curves(evidence: Evidence, cells: list[Cell], file: Path) -> None:
         layout="constrained",
     )  # fmt: skip
     for axis, updates in zip(axes, counts, strict=True):
-        for cell in (cell for cell in cells if cell.updates == updates):
-            _draw_seeds(axis, cell.algorithm, evidence.runs(cell))
+        for cell in cells:
+            if cell.updates == updates:
+                _draw_seeds(axis, cell.algorithm, evidence.runs(cell))
         axis.set(title=f"{updates} updates a rollout", xlabel="step")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("reward")

@@ -277,9 +277,9 @@ class Fault:
     @property
     def variants(self) -> tuple[str, ...]:
         """The model variants to score for it."""
-        return tuple(
-            {_variant(self.scored_as, severity) for severity in self.severities if self.scored_as}
-        )
+        if not self.scored_as:
+            return ()
+        return tuple({_variant(self.scored_as, severity) for severity in self.severities})
 
 
 # Have no severity
