@@ -157,21 +157,11 @@ def time_ratios(case: Case, rounds: int) -> tuple[dict[str, list[float]], float]
 
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
-    sizes = [
-        "--hidden",
-        args.hidden,
-        "--vocab",
-        args.vocab,
-        "--tokens",
-        args.memory_tokens,
-        "--dtype",
-        args.dtype,
-    ]
-    sizes += ["--device", args.device]
+    sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens]
+    sizes += ["--dtype", args.dtype, "--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
-    return float(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-    )
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(child.stdout.split()[-1])
 
 
 def measure_memory(name: str, case: Case) -> float:
@@ -227,7 +217,9 @@ def show(
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     console.print(f"The three products take {1e3 * floor:.1f} ms; medians of {args.rounds} rounds.")
-    for name, target in TARGETS.items() if args.device == "cpu" else ():
+    if args.device != "cpu":
+        return
+    for name, target in TARGETS.items():
         verdict = "met" if medians[name] <= target and memory[name] <= TARGET_MB else "MISSED"
         console.print(
             f"Targets, {name} (at most {target} × the products, {TARGET_MB:.0f} MB): {verdict}."

@@ -37,29 +37,29 @@ def main() -> None:
     parser.add_argument("--threads", default="1")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    model, folder = options.model.resolve(), options.folder.resolve()
+    model, folder, threads = options.model.resolve(), options.folder.resolve(), options.threads
     for name, prompts in (("cjk", _CJK), ("short", _YES_OR_NO)):
-        rows = "".join(json.dumps({"problem": text}) + "\n" for text in prompts)
-        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
-    base = folder / "healthy"
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for text in prompts:
+                file.write(json.dumps({"problem": text}) + "\n")
+    probe, rescore = ("probe", str(model)), ("rescore", str(folder / "healthy"))
     for name, flags in _healthy(folder).items():
-        _run(folder / name, options.threads, "probe", str(model), *flags)
+        _run(folder / name, threads, *probe, *flags)
         _say(folder / name, "healthy")
     for name, flags in _SCORED_AGAIN.items():
-        _run(folder / name, options.threads, "rescore", str(base), *flags)
+        _run(folder / name, threads, *rescore, *flags)
         _say(folder / name, "healthy")
+    _run(folder / "fp8-cache", threads, *probe, *_PROBE, "--kv-cache-dtype", "fp8")
+    _say(folder / "fp8-cache", "faulty")
     for name, flags in _SETTINGS.items():
-        command = "probe" if "--kv-cache-dtype" in flags else "rescore"
-        source = str(model if command == "probe" else base)
-        more = _PROBE if command == "probe" else ()
-        _run(folder / name, options.threads, command, source, *more, *flags)
+        _run(folder / name, threads, *rescore, *flags)
         _say(folder / name, "faulty")
     for name, plant in _PLANTED.items():
         faulty = folder / f"{name}-model"
         if not (folder / name / "trace").exists():
             shutil.copytree(model, faulty, dirs_exist_ok=True)
             plant(model, faulty)
-            _run(folder / name, options.threads, "rescore", str(base), *_with(faulty))
+            _run(folder / name, threads, *rescore, *_with(faulty))
             shutil.rmtree(faulty)
         _say(folder / name, "faulty")
 
@@ -70,10 +70,7 @@ def _healthy(folder: Path) -> dict[str, tuple[str, ...]]:
     cjk = (
         "--prompts",
         str(folder / "cjk.jsonl"),
-        "--samples-per-prompt",
-        "8",
-        "--max-tokens",
-        "96",
+        *"--samples-per-prompt 8 --max-tokens 96".split(),
     )
     short = ("--prompts", str(folder / "short.jsonl"), "--max-tokens", "1")
     half = ("--rollout-dtype", "float16", "--trainer-dtype", "float16")
@@ -96,7 +93,6 @@ _SCORED_AGAIN = {
     "other-batches": ("--token-budget", "700"),
 }
 _SETTINGS = {
-    "fp8-cache": ("--kv-cache-dtype", "fp8"),
     "float32-head": ("--float32-head",),
     "trainer-at-0.85": ("--temperature", "0.85"),
 }
@@ -208,10 +204,10 @@ def _say(folder: Path, kind: str) -> None:
     expected = diagnosis["unexplained"]["expected"]
     suspects = [row["setting"] for row in diagnosis["suspects"] if row["setting"]]
     share = expected["share_by_grid"]
+    by_grid = "" if share is None else f"{100 * share:.0f} %"
     print(
-        f"{kind} | {folder.name} | {diagnosis['sample']['tokens']} | {diagnosis['abs_d_mean']:.4f} | "
-        f"{expected['low']:.4f}–{expected['high']:.4f} | "
-        f"{'' if share is None else f'{100 * share:.0f} %'} | {diagnosis['faults']} | "
+        f"{kind} | {folder.name} | {diagnosis['sample']['tokens']} | {diagnosis['abs_d_mean']:.4f} "
+        f"| {expected['low']:.4f}–{expected['high']:.4f} | {by_grid} | {diagnosis['faults']} | "
         f"{diagnosis['first_cause']} | {suspects[:1]}",
         flush=True,
     )

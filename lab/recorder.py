@@ -46,19 +46,18 @@ def padded(step: int, count: int, tokens: int) -> dict[str, Any]:
 
 
 def apart(matrices: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same, one response at a time."""
-    masks = ("prompt_mask", "response_mask")
-    columns = {name: values for name, values in matrices.items() if name not in masks}
-    rows = (
-        {name: values[row] for name, values in columns.items()}
-        for row in range(len(matrices["prompt_ids"]))
-    )
-    return [dict(row) for row in rows]
+    """The rows of the matrices, one response each, without the masks."""
+    names = [name for name in matrices if name not in ("prompt_mask", "response_mask")]
+    rows = zip(*(matrices[name] for name in names), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def copy(rows: list[dict[str, Any]]) -> list[np.ndarray]:
-    """Seconds to copy a step; the copies are kept until it ends, as in every recording."""
-    return [np.copy(value) for row in rows for value in row.values()]
+    """Copies of a step's columns, which live until it ends, as in every recording."""
+    copies: list[np.ndarray] = []
+    for row in rows:
+        copies += map(np.copy, row.values())
+    return copies
 
 
 def hand_over(rows: list[dict[str, Any]], step: int, recorded: Callable[..., None]) -> None:
