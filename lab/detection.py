@@ -59,7 +59,7 @@ PROMPTS = 32  # per trial, with all their samples
 def main() -> None:
     options = command_line().parse_args()
     pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     if not options.only:
         rows += healthy_rows(pools, options.healthy // (2 * len(POOLS)))
     rows += fault_rows(pools, options.only, options.trials)

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,27 +171,34 @@ def main() -> None:
     options = parser.parse_args()
     failed = 0
     for name, case in CASES.items():
-        if options.only not in (None, name):
-            continue
-        with disk() as mounted, tempfile.TemporaryDirectory() as elsewhere:
-            code, said = call(case, mounted / "run")
-            assert code == 0, said
-            needed, whole = used(mounted), Path(elsewhere) / "run"
-            shutil.move(mounted / "run", whole)
-            tried = 0
-            starts = {name: False}
-            if case.over:
-                starts[f"{name} over an earlier result"] = True
-            for (start, over), share in itertools.product(starts.items(), options.shares):
-                said, wrong = try_share(case, mounted, whole, int(share * needed), over=over)
-                failed += bool(wrong)
-                if said:
-                    tried += 1
-                    print(f"  {start}, {share:.0%}: {said.strip()[:300]}", flush=True)
-                for what in wrong:
-                    print(f"    WRONG {what}", flush=True)
-            print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)
+        if options.only in (None, name):
+            failed += fill(name, case, options.shares)
     sys.exit(failed > 0)
+
+
+def fill(name: str, case: Case, shares: Sequence[float]) -> int:
+    """Fill the disk to every share, over nothing and over an earlier result; how often something
+    was wrong.
+    """
+    tried = failed = 0
+    starts = {name: False}
+    if case.over:
+        starts[f"{name} over an earlier result"] = True
+    with disk() as mounted, tempfile.TemporaryDirectory() as elsewhere:
+        code, said = call(case, mounted / "run")
+        assert code == 0, said
+        needed, whole = used(mounted), Path(elsewhere) / "run"
+        shutil.move(mounted / "run", whole)
+        for (start, over), share in itertools.product(starts.items(), shares):
+            said, wrong = try_share(case, mounted, whole, int(share * needed), over=over)
+            failed += bool(wrong)
+            if said:
+                tried += 1
+                print(f"  {start}, {share:.0%}: {said.strip()[:300]}", flush=True)
+            for what in wrong:
+                print(f"    WRONG {what}", flush=True)
+        print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

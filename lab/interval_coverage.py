@@ -100,6 +100,8 @@ def simulate(
         "prompt_id_S": first + np.repeat(np.arange(prompts), samples),
         "sample_index_S": np.tile(np.arange(samples, dtype=np.int32), prompts),
         "step_S": np.zeros(count, np.int32),
+        "epoch_S": np.zeros(count, np.int32),
+        "minibatch_S": np.zeros(count, np.int32),
         "prompt_length_S": np.full(count, 20),
         "truncated_S": rng.random(count) < 0.1 + 0.2 * ease_S,
         "reward_S": (rng.random(count) < ease_S).astype(np.float32),

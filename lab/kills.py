@@ -196,20 +196,23 @@ def one_process(
         os.killpg(running.process.pid, signal.SIGKILL)
         code = running.process.wait()
     line |= {"killed": killed, "code": code, "orphans_gone_after": running.orphans()}
-    said = running.stderr()
-    if code not in _expected_codes(line):
-        wrong.append(f"exit code {code}: {said[-500:]}")
-    if "Traceback" in said or "This is a bug" in said:
-        wrong.append(f"traceback: {said[-1500:]}")
-    if line["orphans_gone_after"] is None:
-        wrong.append("an orphan survived")
+    wrong += _wrong_end(line, running.stderr())
     return line
+
+
+def _wrong_end(line: dict[str, Any], said: str) -> Iterator[str]:
+    if line["code"] not in _expected_codes(line):
+        yield f"exit code {line['code']}: {said[-500:]}"
+    if "Traceback" in said or "This is a bug" in said:
+        yield f"traceback: {said[-1500:]}"
+    if line["orphans_gone_after"] is None:
+        yield "an orphan survived"
 
 
 def _expected_codes(line: dict[str, Any]) -> tuple[int, ...]:
     if not line["killed"]:
         return (0,)
-    codes = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(line["signal"], (-9, 0))
+    codes: tuple[int, ...] = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(line["signal"], (-9, 0))
     # Everything is written; a shell shows a death by Ctrl-C as 130 too
     if line["phase"] == "exit":
         codes = (*codes, -signal.SIGINT)
@@ -231,22 +234,13 @@ def go_on(
     whole_run, whole = unbroken(command, folder)
     record = folder / "kills.jsonl"
     while time.monotonic() < until:
-        lines = []
-        done = number = 0
-        begun = False
-        for line in read(folder):
-            if line["command"] == command and line["seed"] == seed:
-                lines.append(line)
-                done += line["killed"]
-                # A run that ends in spite of a kill counts as both
-                begun = line["killed"] and line["code"] != 0
-                number += not begun
+        lines, done, number, begun = _progress(folder, command, seed)
         if done >= kills and not begun:
             return
         run = folder / f"{command}-{seed}-{number}"
         if not begun:
             shutil.rmtree(run, ignore_errors=True)
-        chance = random.Random(f"{seed}/{command}/{len(lines)}")
+        chance = random.Random(f"{seed}/{command}/{lines}")
         line = {"command": command, "seed": seed, "run": number}
         line |= one_process(command, folder, run, chance, whole if done < kills else 1e9)
         if line["code"] == 0:
@@ -255,11 +249,25 @@ def go_on(
             if not line["wrong"]:
                 shutil.rmtree(run)
         elif run.exists():
-            looked = after_a_kill(run, folder, draw=len(lines) % _DRAW_EVERY == 0)
+            looked = after_a_kill(run, folder, draw=lines % _DRAW_EVERY == 0)
             line |= looked | {"wrong": line["wrong"] + looked["wrong"]}
         with open(record, "a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         say(f"{done + line['killed']}/{kills} {json.dumps(line)}")
+
+
+def _progress(folder: Path, command: str, seed: int) -> tuple[int, int, int, bool]:
+    """Processes so far, kills, runs that came to their end, and whether another has begun."""
+    lines = done = number = 0
+    begun = False
+    for line in read(folder):
+        if line["command"] == command and line["seed"] == seed:
+            lines += 1
+            done += line["killed"]
+            # A kill may come too late: then it counts, and the run has ended
+            begun = line["killed"] and line["code"] != 0
+            number += not begun
+    return lines, done, number, begun
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

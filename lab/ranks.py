@@ -67,10 +67,7 @@ def race(arguments: argparse.Namespace) -> None:
                 peak[rank] = max(peak.get(rank, 0.0), _gigabytes(child))
             time.sleep(0.1)
         lines = _lines(folder)[1:]  # the first step warms up
-        phases: set[str] = set().union(*(line["seconds"] for line in lines)) - {"evaluate"}
-        seconds = {}
-        for phase in sorted(phases):
-            seconds[phase] = statistics.median(line["seconds"].get(phase, 0.0) for line in lines)
+        seconds = _seconds_of_phases([line["seconds"] for line in lines])
         step = sum(seconds.values())
         tokens = statistics.mean(line["length"] for line in lines) * 512
         result = {
@@ -83,6 +80,15 @@ def race(arguments: argparse.Namespace) -> None:
         _note(arguments.folder, "race", result)
 
 
+def _seconds_of_phases(steps: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each phase over the steps; an evaluation is not part of a step."""
+    phases: set[str] = set().union(*steps) - {"evaluate"}
+    medians = {}
+    for phase in sorted(phases):
+        medians[phase] = statistics.median(step.get(phase, 0.0) for step in steps)
+    return medians
+
+
 def kills(arguments: argparse.Namespace) -> None:
     """Kill the ranks of one long run one after the other."""
     folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
@@ -91,13 +97,7 @@ def kills(arguments: argparse.Namespace) -> None:
     process = _start(folder, 2, arguments.engine, [*restarts, *_LONG.split()])
     dead: set[int] = set()
     for number in range(arguments.kills):
-        # Killed ranks stay in the list of children until the launcher has restarted all
-        alive = _ranks(process.pid)
-        while len(alive) < 2 or not dead.isdisjoint(alive.values()):
-            if process.poll() is not None:
-                raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
-            time.sleep(0.05)
-            alive = _ranks(process.pid)
+        alive = _restarted(process, dead, number)
         began = time.monotonic()
         time.sleep(chance.uniform(0, 40))
         rank = chance.choice([0, 1])
@@ -116,6 +116,18 @@ def kills(arguments: argparse.Namespace) -> None:
     whole = steps == list(range(1, len(steps) + 1))
     result = {"code": code, "steps": len(steps), "each_once": whole, "left": _left(dead)}
     _note(arguments.folder, "kills", result)
+
+
+def _restarted(process: subprocess.Popen[bytes], dead: set[int], number: int) -> dict[int, int]:
+    """Both ranks of the attempt after this number of kills."""
+    while True:
+        ranks = _ranks(process.pid)
+        # The ranks of an ended attempt may still be listed
+        if len(ranks) == 2 and dead.isdisjoint(ranks.values()):
+            return ranks
+        if process.poll() is not None:
+            raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
+        time.sleep(0.05)
 
 
 def learn(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +42,29 @@ def main() -> None:
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             for text in prompts:
                 file.write(json.dumps({"problem": text}) + "\n")
-    probe, rescore = ("probe", str(model)), ("rescore", str(folder / "healthy"))
-    for name, flags in _healthy(folder).items():
-        _run(folder / name, threads, *probe, *flags)
-        _say(folder / name, "healthy")
-    for name, flags in _SCORED_AGAIN.items():
-        _run(folder / name, threads, *rescore, *flags)
-        _say(folder / name, "healthy")
-    _run(folder / "fp8-cache", threads, *probe, *_PROBE, "--kv-cache-dtype", "fp8")
-    _say(folder / "fp8-cache", "faulty")
-    for name, flags in _SETTINGS.items():
-        _run(folder / name, threads, *rescore, *flags)
-        _say(folder / name, "faulty")
+    for name, kind, words in _unplanted(model, folder):
+        _run(folder / name, threads, *words)
+        _say(folder / name, kind)
     for name, plant in _PLANTED.items():
         faulty = folder / f"{name}-model"
         if not (folder / name / "trace").exists():
             shutil.copytree(model, faulty, dirs_exist_ok=True)
             plant(model, faulty)
-            _run(folder / name, threads, *rescore, *_with(faulty))
+            _run(folder / name, threads, "rescore", str(folder / "healthy"), *_with(faulty))
             shutil.rmtree(faulty)
         _say(folder / name, "faulty")
+
+
+def _unplanted(model: Path, folder: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """The runs whose flags are all that differs: name, kind, and what is typed."""
+    probe, rescore = ("probe", str(model)), ("rescore", str(folder / "healthy"))
+    for name, flags in _healthy(folder).items():
+        yield name, "healthy", (*probe, *flags)
+    for name, flags in _SCORED_AGAIN.items():
+        yield name, "healthy", (*rescore, *flags)
+    yield "fp8-cache", "faulty", (*probe, *_PROBE, "--kv-cache-dtype", "fp8")
+    for name, flags in _SETTINGS.items():
+        yield name, "faulty", (*rescore, *flags)
 
 
 def _healthy(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -70,7 +73,7 @@ def _healthy(folder: Path) -> dict[str, tuple[str, ...]]:
     cjk = (
         "--prompts",
         str(folder / "cjk.jsonl"),
-        *"--samples-per-prompt 8 --max-tokens 96".split(),
+        *("--samples-per-prompt", "8", "--max-tokens", "96"),
     )
     short = ("--prompts", str(folder / "short.jsonl"), "--max-tokens", "1")
     half = ("--rollout-dtype", "float16", "--trainer-dtype", "float16")

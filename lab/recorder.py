@@ -88,9 +88,8 @@ def race(options: argparse.Namespace, form: str) -> float:
         responses = recorder.counts["written"] + recorder.counts["not sampled"]
         assert responses == options.rounds * options.responses, recorder.counts
     ratios = [mine / plain for mine, plain in zip(handovers, copies, strict=True)]
-    mine, plain = (
-        statistics.median(times) / options.responses * 1e6 for times in (handovers, copies)
-    )
+    mine = statistics.median(handovers) / options.responses * 1e6
+    plain = statistics.median(copies) / options.responses * 1e6
     times = f"{statistics.median(ratios):.2f} times ({min(ratios):.2f}–{max(ratios):.2f})"
     disk = f"on disk after {statistics.median(written):.2f} s"
     print(f"{form:<11}{mine:7.1f} µs a response, a copy {plain:.1f}: {times}; {disk}")
