@@ -57,11 +57,9 @@ class Bed:
 
     def _family(self) -> str:
         folder = self._models / self.name
-        return (
-            str(folder)
-            if (folder / "model.safetensors").exists()
-            else save_family(self._models, self.name)
-        )
+        if (folder / "model.safetensors").exists():
+            return str(folder)
+        return save_family(self._models, self.name)
 
     def probed(self, run: str, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
         """A run sampled by vLLM, with the same dtype on both sides."""
@@ -141,9 +139,9 @@ class Plant:
         """
         setting = str(cause["setting"])
         said = setting if setting in self.parts else _SECTIONS.sub("", setting)
-        right = any(
-            f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right
-        )
+        right = False
+        for name in self.right:
+            right |= f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}")
         of_parts = not self.parts or setting in self.parts or set(cause["parts"]) == set(self.parts)
         return right and of_parts
 
@@ -235,7 +233,9 @@ def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in requests]
     scores = trainer.score(read, token_budget=8192)
     columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
-    values = {name: [getattr(score, of) for score in scores] for name, of in columns.items()}
+    values = {}
+    for name, attribute in columns.items():
+        values[name] = [getattr(score, attribute) for score in scores]
     write_shard(shard, with_columns(table, values))
 
 

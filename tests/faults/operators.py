@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from tests.paths import PACKAGE
@@ -92,9 +93,15 @@ def package_digest() -> str:
 
 def all_faults() -> list[Fault]:
     """Of every module of the rooms whose numbers users decide by."""
-    files = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-    names = [path.relative_to(PACKAGE).as_posix() for path in files]
-    return [fault for name in names if not name.startswith(_DRAWN) for fault in faults_of(name)]
+    files: list[Path] = []
+    for room in ROOMS:
+        files += (PACKAGE / room).rglob("*.py")
+    faults: list[Fault] = []
+    for path in sorted(files):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(_DRAWN):
+            faults += faults_of(name)
+    return faults
 
 
 def faults_of(path: str) -> Iterator[Fault]:

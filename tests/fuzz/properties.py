@@ -55,9 +55,10 @@ def judge(outcome: Outcome, folder: Path) -> str:
     said = outcome.out + outcome.err
     assert outcome.code in CODES, f"exit code {outcome.code!r}: {outcome.err[-500:]}"
     assert "Traceback" not in said and "This is a bug" not in said, outcome.err[-300:]
-    assert not (harmful := _HARMFUL.search(said)), (
-        f"{harmful!r} in the output: {said[max(0, harmful.start() - 80) :][:160]!r}"
-    )
+    harmful = _HARMFUL.search(said)
+    if harmful:
+        around = said[max(0, harmful.start() - 80) :][:160]
+        raise AssertionError(f"{harmful!r} in the output: {around!r}")
     if outcome.code in (1, 2):
         _check_message(outcome)
     assert not (folder / CANARY).exists(), "something was executed"

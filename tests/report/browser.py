@@ -167,8 +167,9 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        while (answer := self._receive()).get("id") != self._number:
-            pass
+        answer = self._receive()
+        while answer.get("id") != self._number:
+            answer = self._receive()
         assert "error" not in answer, answer
         return answer["result"]
 

@@ -68,14 +68,11 @@ def make_samples(
     own.
     """
     rng = np.random.default_rng(0)
-    requests = [
-        ScoreRequest(
-            [5, 7 + i],
-            rng.integers(0, VOCABULARY, length).tolist(),
-            rng.integers(0, VOCABULARY, (length, TOP_K)).astype(np.int32),
-        )
-        for i, length in enumerate(lengths)
-    ]
+    requests = []
+    for i, length in enumerate(lengths):
+        ids = rng.integers(0, VOCABULARY, length).tolist()
+        topk_ids = rng.integers(0, VOCABULARY, (length, TOP_K)).astype(np.int32)
+        requests.append(ScoreRequest([5, 7 + i], ids, topk_ids))
     samples = []
     for i, score in enumerate(learner.trainer.score(requests, token_budget=500)):
         noise_2T = gap * rng.normal(size=(2, lengths[i]))
@@ -102,6 +99,7 @@ def by_hand(
     their log π.
     """
     model, rows, entropies, luck = deepcopy(learner.model).double(), [], [], []
+    recomputed, rollout = [], []
     model.zero_grad(set_to_none=True)
     for sample in samples:
         said, sampled_T = sample.rollout, sample.rollout.sampled_T
@@ -111,11 +109,11 @@ def by_hand(
         logp_NV = logits_TV.log_softmax(-1)[place_N]
         rows.append(logp_NV.gather(1, torch.tensor(said.response_ids)[place_N][:, None])[:, 0])
         entropies.append(-(logp_NV.detach().exp() * logp_NV.detach()).sum(-1))
-        key = hash_keys(*(np.array([key]) for key in sample.row_key))
+        key = hash_keys(*np.array(sample.row_key)[:, None])
         luck.append(mix(key + place_N.astype(np.uint64)))
+        recomputed.append(said.of_sampled(sample.logp_recomputed_T))
+        rollout.append(said.of_sampled(said.logp_rollout_T))
     logp_N, lengths = torch.cat(rows), list(map(len, rows))
-    recomputed = [s.rollout.of_sampled(s.logp_recomputed_T) for s in samples]
-    rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
     flat = [torch.from_numpy(np.concatenate(parts)).double() for parts in (recomputed, rollout)]
     advantage_N = torch.tensor(np.repeat([sample.advantage for sample in samples], lengths))
     luck_N = torch.from_numpy((np.concatenate(luck) >> np.uint64(11)) * 2.0**-53)

@@ -113,21 +113,24 @@ def run_of(
 
 def ending(ends: dict[str, tuple[float, ...]], steps: int = 5, **config: Any) -> list[TrainingRun]:
     """Runs with a constant reward, one for each seed."""
-    return [
-        run_of([end] * steps, name, seed, config)
-        for name, values in ends.items()
-        for seed, end in enumerate(values)
-    ]
+    runs = []
+    for name, values in ends.items():
+        for seed, end in enumerate(values):
+            runs.append(run_of([end] * steps, name, seed, config))
+    return runs
 
 
 def saved(folder: Path, run: TrainingRun) -> Path:
     """The run in a folder of its name."""
     own = folder / run.name
     own.mkdir(parents=True)
-    (own / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.records))
+    with (own / "metrics.jsonl").open("w") as file:
+        for record in run.records:
+            file.write(f"{json.dumps(record)}\n")
     settings = {"algorithm": run.algorithm, "seed": run.seed, "steps": run.steps} | run.config
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
-    (own / "config.toml").write_text("".join(lines))
+    with (own / "config.toml").open("w") as file:
+        for key, value in settings.items():
+            file.write(f"{key} = {json.dumps(value)}\n")
     return own
 
 

@@ -105,13 +105,13 @@ def partition(batch: TokenBatch, t: pd.DataFrame, k: int, policy: str) -> Tensor
 
 def with_blocked(batch: TokenBatch, t: pd.DataFrame, needs: Needs) -> pd.DataFrame:
     """A token is blocked where the published objective has no gradient; none is without A."""
-    names = [
-        a.name
-        for a in ALL
-        if (needs.recomputed or not a.needs_recomputed)
-        and (needs.top_k or not a.needs_top_k)
-        and (needs.advantages or not a.batch_masks)
-    ]
+    names = []
+    for algorithm in ALL:
+        lacks_policy = algorithm.needs_recomputed and not needs.recomputed
+        lacks_top_k = algorithm.needs_top_k and not needs.top_k
+        lacks_sign = algorithm.batch_masks and not needs.advantages
+        if not (lacks_policy or lacks_top_k or lacks_sign):
+            names.append(algorithm.name)
     t = t.assign(**dict.fromkeys(names, False))
     for rows, sample in samples(batch, t, needs):
         for name in set(names) - UNMASKED:
