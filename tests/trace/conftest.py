@@ -20,7 +20,7 @@ def row_columns(**changes: Any) -> dict[str, Any]:
     logp = [-np.arange(1, n + 1, dtype=np.float32) for n in LENGTHS]
     zero = ("step", "epoch", "minibatch", "version_rollout", "version_trainer")
     return (
-        dict.fromkeys(zero, [0, 0, 0])
+        {name: [0, 0, 0] for name in zero}
         | {
             "prompt_id": [7, 7, 8],
             "sample_index": [0, 1, 0],

@@ -87,12 +87,12 @@ def _rows(
     def counted(x_T: np.ndarray | None) -> np.ndarray | None:
         return None if x_T is None else np.where(counts_T, x_T, 0)
 
-    def known_T(x_T: np.ndarray | None) -> np.ndarray | None:
+    def finite(x_T: np.ndarray | None) -> np.ndarray | None:
         return None if x_T is None else np.nan_to_num(x_T)
 
-    third_T = batch.logp_recomputed_T
     columns = [counted(p_T), counted(q_T), counts_T]
-    columns += [known_T(batch.advantage_T), known_T(batch.entropy_trainer_T)]
+    columns += [finite(batch.advantage_T), finite(batch.entropy_trainer_T)]
+    recomputed_T = counted(batch.logp_recomputed_T)
     for s in range(batch.num_responses):
         tokens = slice(*batch.offset_S1[s : s + 2])
         is_scored = counts_T[tokens].any() or not batch.loss_mask_T[tokens].any()
@@ -100,7 +100,7 @@ def _rows(
             yield (
                 *(None if x_T is None else x_T[tokens] for x_T in columns),
                 None if batch.reward_S is None else batch.reward_S[s],
-                None if third_T is None else counted(third_T)[tokens],
+                None if recomputed_T is None else recomputed_T[tokens],
             )
 
 

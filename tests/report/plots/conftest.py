@@ -278,9 +278,8 @@ def make_data(
         theory=None,
         same_strictness=(),
     )
-    if advantages:
-        signs_T = [tokens.advantage_T]
-    else:
+    signs_T = [tokens.advantage_T]
+    if not advantages:
         signs_T = [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
     samples = [sample(tokens, algorithms, advantage_T) for advantage_T in signs_T]
     return ClippingPlotData(result, SUBJECT, compared, np.concatenate(samples))
