@@ -147,6 +147,7 @@ class Bisected:
         rng = np.random.default_rng(0)
         first_causes: list[dict[str, Any] | None] = []
         for _ in range(rounds):
+            # Prompts are drawn, not responses: the responses to one prompt are alike
             count_P = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
             weight_S = count_P[prompt_S].astype(float)
             causes = rank(held.measured, held.search, weight_S, details=False).causes

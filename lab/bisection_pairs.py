@@ -73,6 +73,7 @@ def pairs_rows(folder: Path, typed: Typed, bisected: Any) -> Iterator[str]:
             bed = Bed(folder, BUNDLED, typed, f"{_SMALL} --shuffle --seed {seed}", f"pairs-{seed}")
             searches.append(bisected.of(two.make(bed)).summary)
         for (setting, side), undo in two.undone.items():
+            # The share of the gap that is gone once the cause is undone
             truth = 1 - undo(large, run).sum() / np.abs(_gaps(run)).sum()
             hits, shown = 0, []
             for summary in searches:

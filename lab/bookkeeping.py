@@ -66,6 +66,7 @@ def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
     copies = rng.permutation(index_S)[: 2 * max(1, round(share * pool.num_responses / 2))]
     half = len(copies) // 2
     index_S[copies[:half]] = copies[half:]
+    # The keys stay those of the replaced rows: only the content repeats
     content = pool.take(index_S)
     for name in pool.rows:
         if name not in ("finish_reason", "prompt_ids"):

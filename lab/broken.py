@@ -96,6 +96,7 @@ def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
     for command in ("report", "diagnose"):
         out, err = io.StringIO(), io.StringIO()
         flags = ["--quiet", "--force", "--output", str(scratch / command)]
+        # Figures cost more than the rest of a report
         with contextlib.ExitStack() as stack:
             if not draw:
                 stack.enter_context(mock.patch("mismatch_cli.report.figures.plots_for", _none))

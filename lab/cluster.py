@@ -64,6 +64,7 @@ def measured(
     from mismatch_cli.trace.reader import Trace
 
     if portion is not None:
+        # Small portions give a short trace many tasks, of which some are lost
         portions.PORTION_BYTES = portion
     if who == "ray":
         import ray
@@ -149,7 +150,8 @@ def apart(
     received, answer = context.Pipe(duplex=False)
     process = context.Process(target=measured, args=(folder, who, address, portion, kills, answer))
     process.start()
-    answer.close()  # otherwise a death would go unnoticed
+    # Otherwise a death would go unnoticed
+    answer.close()
     result: Measured = received.recv()
     process.join()
     return result

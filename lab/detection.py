@@ -243,6 +243,7 @@ def fault_row(
     """
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
+        # Every pool in turn, with the top-K columns in one round and without them in the next
         name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)

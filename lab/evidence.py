@@ -227,6 +227,7 @@ def _keep(folder: Path, name: str) -> list[dict[str, Any]]:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
     inside = settings.replace(f"{ROOT}/", "")
     (begun / "config.toml").write_text(inside, encoding="utf-8")
+    # A rename is atomic, so a folder of this name is complete
     begun.rename(KEPT / name)
     return records
 

@@ -149,7 +149,8 @@ class Range(NamedTuple):
         if estimate.value is None:
             return "not run"
         low, high = estimate.low, estimate.high
-        if estimate.note == NO_SPREAD:  # every seed has this value
+        # Every seed has this value
+        if estimate.note == NO_SPREAD:
             low = high = estimate.value
         if low is None or high is None:
             return "one seed"
@@ -323,7 +324,8 @@ def _draw_curves(evidence: Evidence, cells: list[Cell], file: Path) -> None:
     """A panel for each number of updates: thin lines are seeds, thick ones their means."""
     import matplotlib.pyplot as plt
 
-    if cells[0].part == "variants":  # beside what they are compared with
+    # They are drawn beside what they are compared with
+    if cells[0].part == "variants":
         cells += [cell for cell in evidence.cells("tokens") if cell.updates == cells[0].updates]
     counts = sorted({cell.updates for cell in cells})
     figure, (axes,) = plt.subplots(

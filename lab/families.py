@@ -166,6 +166,7 @@ class Measured:
             log.unlink(missing_ok=True)
             process = Forked("mismatch_cli", *arguments, "--output", str(run), log=log)
             said = process.ended(within=600)
+            # Exit code 1 is a refusal in one sentence, any other is a bug
             if process.returncode not in (0, 1):
                 raise RuntimeError(said)
             if process.returncode:

@@ -58,7 +58,8 @@ def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]
         names = chance.choices(list(lines), k=2)
         target = folder / "both"
         shutil.rmtree(target, ignore_errors=True)
-        if chance.random() < 0.7:  # over an earlier run, else into a new folder
+        # Over an earlier run, else into a new folder
+        if chance.random() < 0.7:
             assert cli([*lines["import of few"], "-q", "-o", str(target)]) == 0
         first = _start(lines[names[0]], target)
         moment = chance.random()
@@ -205,7 +206,8 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
     for kind, model in models.items():
         for command, line in commands(str(model)).items():
             if kind == "pickle" and command == "import":
-                continue  # it only needs the tokenizer, which is sound
+                # It only needs the tokenizer, which is sound
+                continue
             target = folder / "run"
             shutil.rmtree(target, ignore_errors=True)
             words = [*line, "-q", "-o", str(target)]

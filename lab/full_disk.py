@@ -87,6 +87,7 @@ def only_free(folder: Path, size: int) -> Iterator[None]:
     ballast = folder / "ballast"
     free = os.statvfs(folder)
     with open(ballast, "wb") as file:
+        # A sparse file would take no space
         os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - size))
     try:
         yield

@@ -224,6 +224,7 @@ def truth(
         one, other = pair(rng, 2000, samples, tail)
         parts = mismatch(one), mismatch(other), clipping(one)
         for whole, part in zip(sums, parts, strict=False):
+            # A batch of so many prompts would not fit into memory
             whole.merge(part)
         sums = sums or list(parts)
     return {name: estimate["value"] for name, estimate in numbers(*sums).items()}

@@ -103,7 +103,8 @@ class Running:
         if what == "SIGKILL, group":
             os.killpg(self.process.pid, signal.SIGKILL)
         elif what == "Ctrl-C":
-            os.killpg(self.process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+            # A terminal sends it to the whole group
+            os.killpg(self.process.pid, signal.SIGINT)
         else:
             self.process.send_signal(signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
 

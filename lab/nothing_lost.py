@@ -112,7 +112,8 @@ class Trial:
                 made = attempt(Case(line).act(folder), folder)
                 assert made.code == 0, made.said
                 made.preload()
-                folder.rename(target)  # reports say where they were made
+                # Reports say where they were made
+                folder.rename(target)
         before.mkdir(exist_ok=True)
         write(folder.parent, _OF_USER)
         if case.in_project:

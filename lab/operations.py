@@ -75,6 +75,7 @@ class Outcome:
 def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None) -> Outcome:
     """Run an action in a fork, with a fault among its operations in the folder `inside`."""
     reading, writing = os.pipe()
+    # What is still buffered here would be printed a second time by the fork
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -176,6 +176,7 @@ def measure_memory(name: str, case: Case) -> float:
         case.logp_rollout_T[:32],
         case.advantage_T[:32],
     )
+    # A small run first, for what libraries load once and keep
     run(name, small)
     before = reset_peak()
     run(name, case)

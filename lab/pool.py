@@ -138,6 +138,7 @@ class Pool:
         ]
         for columns, name, logp in pairs:
             if f"{name}rollout" in columns and logp is not None:
+                # The difference of the two sides, the noise of the engine, stays
                 moved = columns[f"{name}rollout"] + (logp - columns[f"{name}trainer"])
                 columns[f"{name}rollout"][where_T] = np.minimum(moved, 0)[where_T]
 

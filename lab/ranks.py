@@ -66,7 +66,8 @@ def race(arguments: argparse.Namespace) -> None:
             for rank, child in (_ranks(process.pid) or {0: process.pid}).items():
                 peak[rank] = max(peak.get(rank, 0.0), _gigabytes(child))
             time.sleep(0.1)
-        lines = _lines(folder)[1:]  # the first step warms up
+        # The first step warms up
+        lines = _lines(folder)[1:]
         seconds = _seconds_of_phases([line["seconds"] for line in lines])
         step = sum(seconds.values())
         tokens = statistics.mean(line["length"] for line in lines) * 512

@@ -89,6 +89,7 @@ class _Model:
         product = 1.0
         for place, token in enumerate(word):
             product *= self._distribution((*ids, *word[:place]))[token]
+            # Each further token can only make the word rarer
             if product < LOWEST or place >= _MOST_TOKENS:
                 return 0.0
         return product

@@ -123,7 +123,8 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
         for name in names:
             floor = seconds(lambda: torch.mm(case.hidden_TH, case.weight_VH.T, out=product_TV))
             ratio = seconds(lambda name=name: VARIANTS[name].run(case)) / floor  # type: ignore[misc]
-            if round_ > 0:  # the first round warms up
+            # The first round warms up
+            if round_ > 0:
                 ratios[name].append(ratio)
                 floors.append(floor)
     return ratios, min(floors)
@@ -166,8 +167,10 @@ def peak() -> float:
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6  # the file counts kibibytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
+        # The file counts kibibytes
+        return int(line.split()[1]) * 1024 / 1e6
+    # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def agree(case: Case, names: list[str]) -> None:

@@ -42,6 +42,7 @@ def quantised(weight: torch.Tensor, kind: str) -> torch.Tensor:
     if weight.dim() != 2:
         return weight.bfloat16()
     dtype, largest = QUANTISED[kind]
+    # A channel of zeros would divide by 0
     scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
     scaled = weight.float() / scale
     scaled = scaled.round() if dtype == torch.int8 else scaled

@@ -49,7 +49,8 @@ def generate(
 def _write_shard(
     folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int
 ) -> None:
-    rng = np.random.default_rng([0, index])  # per shard: any number of workers writes the same
+    # Per shard: any number of workers writes the same
+    rng = np.random.default_rng([0, index])
     size = min(shard_tokens, tokens - index * shard_tokens)
     write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 

@@ -198,6 +198,7 @@ def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict
 def _penalised_logp(penalty: float, model: Any, request: ScoreRequest) -> torch.Tensor:
     """The whole distribution at each token of the response, T × V."""
     ids = torch.tensor(request.prompt_ids + request.response_ids)
+    # The logits at a position are those of the next token
     start = len(request.prompt_ids)
     logits_TV = model(input_ids=ids[None, :-1]).logits[0, start - 1 :].float()
     in_context_TV = torch.zeros(len(logits_TV), logits_TV.shape[1], dtype=torch.bool)

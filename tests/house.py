@@ -1,4 +1,5 @@
-"""The house in numbers: tokens, width and constructs of the package, each of which may only fall.
+"""The house in numbers: tokens, width and constructs of the package, each of which may only fall;
+and what lab/ and the tests have of those that decide how code reads.
 
 python -m tests.house           # today's numbers, and what they may be
 python -m tests.house --lower   # write the numbers that have fallen into tests/ratchets.toml
@@ -18,7 +19,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +28,7 @@ import typer
 from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.configuration import has_flag
-from tests.paths import PACKAGE
+from tests.paths import PACKAGE, ROOT
 
 RATCHETS = Path(__file__).with_name("ratchets.toml")
 MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
@@ -65,10 +66,10 @@ Places = Iterator[str]
 
 
 class File:
-    """A file of the package, parsed."""
+    """A file, parsed; its name is its path from the package, or from another folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.relative_to(PACKAGE).as_posix()
+    def __init__(self, path: Path, folder: Path = PACKAGE) -> None:
+        self.name = path.relative_to(folder).as_posix()
         self.text = path.read_text(encoding="utf-8")
         self.lines = self.text.splitlines()
         self.nodes = list(ast.walk(ast.parse(self.text)))
@@ -100,16 +101,29 @@ class File:
 
 @cache
 def files() -> tuple[File, ...]:
-    return tuple(File(path) for path in sorted(PACKAGE.rglob("*.py")))
+    return tuple(map(File, sorted(PACKAGE.rglob("*.py"))))
 
 
-def tokens() -> int:
-    return sum(len(file.token_lines) for file in files())
+@cache
+def lab() -> tuple[File, ...]:
+    return tuple(File(path, ROOT) for path in sorted((ROOT / "lab").rglob("*.py")))
 
 
-def each(
-    kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool] = lambda _: True
-) -> Places:
+@cache
+def tests() -> tuple[File, ...]:
+    return tuple(File(path, ROOT) for path in sorted((ROOT / "tests").rglob("*.py")))
+
+
+def helpers() -> list[File]:
+    """What tests import: builders, readers, stand-ins, fixtures."""
+    return [file for file in tests() if "/test_" not in file.name]
+
+
+def tokens(among: Iterable[File]) -> int:
+    return sum(len(file.token_lines) for file in among)
+
+
+def each(kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool]) -> Places:
     for file in files():
         for node in file.nodes:
             if isinstance(node, kind) and holds(node):
@@ -215,9 +229,9 @@ def repeated_classes() -> Places:
             yield f"{name} {', '.join(where)}"
 
 
-def no_nouns() -> Places:
+def no_nouns(among: Iterable[File]) -> Places:
     """Participles as names of variables, arguments and loops."""
-    for file in files():
+    for file in among:
         for node in file.nodes:
             name = node.arg if isinstance(node, ast.arg) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -270,14 +284,14 @@ def circles() -> Places:
 
 def reached(targets: dict[str, set[str]], start: str) -> set[str]:
     """What a module imports, directly or through others."""
-    seen: set[str] = set()
+    modules: set[str] = set()
     waiting = list(targets[start])
     while waiting:
         module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
+        if module not in modules:
+            modules.add(module)
             waiting += targets[module]
-    return seen
+    return modules
 
 
 def flags() -> Places:
@@ -304,13 +318,13 @@ COUNTS: dict[str, Callable[[], Places]] = {
     "nested-conditionals": lambda: each(ast.IfExp, inside_another((ast.IfExp,))),
     "string-keys-that-render": string_keys,
     "repeated-class-names": repeated_classes,
-    "found-names": no_nouns,
+    "found-names": lambda: no_nouns(files()),
     "frameworks-elsewhere": frameworks_elsewhere,
 }
-RATES: dict[str, type | tuple[type, ...]] = {
+RATES: dict[str, tuple[type, ...]] = {
     "comprehensions": _COMPREHENSIONS,
-    "conditional-expressions": ast.IfExp,
-    "assignment-expressions": ast.NamedExpr,
+    "conditional-expressions": (ast.IfExp,),
+    "assignment-expressions": (ast.NamedExpr,),
 }
 # What is rare enough to be read once: a ratchet is not lowered any further
 READS_WELL = {
@@ -321,18 +335,42 @@ READS_WELL = {
 }
 
 
+# Participles in tests of the pages, which are left
+LEFT = {"helpers": 8, "tests": 37}
+
+
 def measured() -> dict[str, float]:
-    """Every number by its name: counts, constructs per 1,000 tokens, and lines of code for each
-    line that holds only a comment.
-    """
-    numbers: dict[str, float] = {name: len(list(places())) for name, places in COUNTS.items()}
-    size = tokens() / 1000
+    """Every number of the package by its name."""
+    return {name: len(list(places())) for name, places in COUNTS.items()} | rates(files())
+
+
+def rates(among: Iterable[File]) -> dict[str, float]:
+    """Constructs per 1,000 tokens, and lines of code for each line that holds only a comment."""
+    kinds: Counter[type[ast.AST]] = Counter()
+    lines = comments = 0
+    for file in among:
+        kinds.update(map(type, file.nodes))
+        lines += len(file.lines)
+        comments += sum(line.lstrip().startswith("#") for line in file.lines)
+    size = tokens(among) / 1000
+    numbers = {}
     for name, kind in RATES.items():
-        numbers[name] = round(len(list(each(kind))) / size, 2)
-    lines = [line for file in files() for line in file.lines]
-    comments = [line for line in lines if line.lstrip().startswith("#")]
-    numbers["lines-per-comment"] = round(len(lines) / len(comments), 1)
+        numbers[name] = round(sum(kinds[one] for one in kind) / size, 2)
+    return numbers | {"lines-per-comment": round(lines / comments, 1)}
+
+
+def beside() -> dict[str, dict[str, float]]:
+    """What decides how lab/ and the helpers of tests read, and the names in all tests."""
+    numbers: dict[str, dict[str, float]] = {"lab": rates(lab()), "helpers": rates(helpers())}
+    numbers["tests"] = {}
+    for part, among in (("lab", lab()), ("helpers", helpers()), ("tests", tests())):
+        numbers[part]["found-names"] = len(list(no_nouns(among)))
     return numbers
+
+
+def most(part: str, name: str) -> float:
+    """The limit of a number beside the package."""
+    return READS_WELL.get(name, LEFT.get(part, 0))
 
 
 def ratchets() -> dict[str, float]:
@@ -361,11 +399,16 @@ def main(arguments: list[str]) -> None:
         lower()
     elif arguments[:1] == ["--list"]:
         print("\n".join(COUNTS[arguments[1]]()))
+        if arguments[1] == "found-names":
+            print("\n".join(no_nouns((*lab(), *tests()))))
         return
     may = ratchets()
     for name, value in measured().items():
         print(f"{name:<36}{value:>10,g}   at most {may.get(name, value):,g}")
-    print(f"{'tokens':<36}{tokens():>10,}")
+    for part, numbers in beside().items():
+        for name, value in numbers.items():
+            print(f"{part + ': ' + name:<36}{value:>10,g}   at most {most(part, name):,g}")
+    print(f"{'tokens':<36}{tokens(files()):>10,}")
     for room, size in tokens_by_room().most_common(12):
         print(f"  {room:<34}{size:>10,}")
 

@@ -215,6 +215,7 @@ def generate(rng: random.Random, least: int = 2, most: int = 4) -> WordProblem:
     while True:
         story = begin(rng)
         for _ in range(rng.randint(1, 3)):
+            # An event that does not fit leaves the story as it is
             rng.choice(EVENTS)(story)
         has_question = rng.choice(QUESTIONS)(story)
         if has_question and least <= len(story.steps) <= most:

@@ -174,7 +174,8 @@ def _engine(run: str, **changes: Any) -> Callable[[Bed], Planted]:
 
 def _rounded_norms(bed: Bed) -> Planted:
     model, trusted = bed.rounded_norms(), "--trust-remote-code"
-    again = ("--model", model, "--trainer-model", model, trusted)  # a manifest does not start code
+    # A manifest does not start code
+    again = ("--model", model, "--trainer-model", model, trusted)
     return Planted(bed.probed("rounded-norms", trusted, model=model), again)
 
 
@@ -229,6 +230,7 @@ def attended_padding(bed: Bed) -> Planted:
 def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     table = open_shard(shard).read()
     requests = requests_of(table)
+    # A framework pads to the longest prompt of its batch
     padding = padded_to(max(len(request.prompt_ids) for request in requests), token).prompt
     read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in requests]
     scores = trainer.score(read, token_budget=8192)

@@ -125,6 +125,7 @@ def analysis(
     legs = Legs(folder, FixedTokens.read(folder / LEGS / AS_RECORDED), TerminalProgress(quiet=True))
     search = Search(folder, gap=float(np.abs(whole).mean()), like="/runs/probe-model")
     for stage, leg, values in _readings(logp, parts):
+        # Stage 3 reads fewer responses, as `bisect` does with modules
         if stage < stages:
             read = list(range(16 if stage == 3 else responses))
             columns = np.split(values.astype(np.float32), responses)[: len(read)]

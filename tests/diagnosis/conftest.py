@@ -75,6 +75,7 @@ def sampled_alone(pool: Pool) -> Pool:
 
 def imported(pool: Pool, responses: np.ndarray, dtype: str) -> Pool:
     """Some responses as from a dump of two sides that have this dtype and the model."""
+    # A dump has only the log-probabilities of the sampled tokens
     few = sampled_alone(pool.take(responses))
     few.about = {side: {"dtype": dtype, "model": MODEL} for side in ("rollout", "trainer")}
     return few

@@ -106,6 +106,7 @@ def all_faults() -> list[Fault]:
 
 def faults_of(path: str) -> Iterator[Fault]:
     source = (PACKAGE / path).read_bytes()
+    # The columns of `ast` count bytes, so the source is cut as bytes
     starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     numbers: Counter[str] = Counter()
     for function, node in _expressions(ast.parse(source), ""):

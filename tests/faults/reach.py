@@ -103,6 +103,7 @@ class Reach:
             for line, contexts in data.contexts_by_lineno(source).items():
                 for context in contexts:
                     test, _, phase = context.rpartition("|")
+                    # Another test may look at what a fixture has made
                     reached = in_file[_file(test)] if phase == "setup" else [test]
                     lines[line].update(set(own).intersection(reached))
 

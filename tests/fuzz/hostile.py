@@ -38,7 +38,8 @@ _PROMPT = [5, 6, 7]
 def _refused(error: MismatchError) -> str:
     said = str(error)
     assert "\n" not in said and len(said) < 2000, said[:300]
-    assert "engine failed while" not in said, said  # an unforeseen foreign error
+    # An unforeseen foreign error
+    assert "engine failed while" not in said, said
     return "refused (1)"
 
 
@@ -178,7 +179,8 @@ def _tokenizer() -> Any:
 
 
 def try_template(pieces: list[str]) -> str:
-    _tokenizer()  # so that loading is not timed
+    # So that loading is not timed
+    _tokenizer()
     before, began = _children(), time.monotonic()
     with (
         mock.patch.object(_tokenizer(), "chat_template", "".join(pieces)),
@@ -243,7 +245,8 @@ def answers(draw: st.DrawFn) -> bytes:
 
 def try_answer(content: bytes) -> str:
     fake, engine = _server()
-    turns = iter([content])  # later answers are valid
+    # Later answers are valid
+    turns = iter([content])
     fake.tamper = lambda _: next(turns, None)
     try:
         (rollout,) = sample_checked(engine, [Request(_PROMPT, seed=3)], [0], lambda _: None)
@@ -319,7 +322,8 @@ def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
 @contextlib.contextmanager
 def _peak() -> Iterator[Any]:
     """The peak growth of the process's memory, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    # Resets the high-water mark
+    Path("/proc/self/clear_refs").write_text("5")
     had = _status("VmRSS:")
     yield lambda: _status("VmHWM:") - had
 

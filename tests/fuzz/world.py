@@ -180,6 +180,7 @@ def _deadline() -> Iterator[None]:
     def late(*_: Any) -> None:
         raise HangError(f"more than {SECONDS} seconds")
 
+    # A hang in C code ends too: the alarm comes from the system
     previous = signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:

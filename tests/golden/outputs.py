@@ -35,6 +35,7 @@ def outputs_of(line: Line) -> dict[str, str]:
         put_bundled_data(line, folder)
         if line.first:
             typed(line.first, line, folder)
+        # Its exit code is among what is compared
         ran = typed(line.arguments, line, folder)
         if line.makes:
             return pages_of(line, folder)

@@ -33,6 +33,7 @@ def make_batch(logp_rollout: Sequence[Any], **columns: Any) -> TokenBatch:
         dtype = np.dtype(np.int32 if "ids" in name else np.float32)
         if values[key] is not None:
             dtype = values[key].dtype
+        # Lists per response are laid flat, columns that are flat stay
         rows = np.hstack(column) if isinstance(column, list) and column else np.asarray(column)
         values[key] = rows.astype(dtype)
     return TokenBatch(**values)

@@ -71,7 +71,8 @@ class Browser:
         to_browser, self._to = os.pipe()
         self._from, from_browser = os.pipe()
 
-        def connect() -> None:  # Chromium reads from descriptor 3 and writes to 4
+        # Chromium reads from descriptor 3 and writes to 4
+        def connect() -> None:
             reading, writing = (os.dup(end) for end in (to_browser, from_browser))
             os.dup2(reading, 3)
             os.dup2(writing, 4)
@@ -86,7 +87,8 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self._unread, self._number, self._session = b"", 0, ""
-        self.messages: list[dict[str, Any]] = []  # events, without answers
+        # Events, without answers
+        self.messages: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"

@@ -89,6 +89,7 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[Row])
         own = np.array(row["logp_trainer"], dtype=np.float32)
         logp = own - 0.02 + 0.01 * rng.normal(size=len(own))
         rows.append(row | {"logp_trainer": np.minimum(logp, 0).astype(np.float32).tolist()})
+    # Pairs must be made by key, in whatever order the rows are
     order = rng.permutation(len(rows))
     folder = tmp_path_factory.mktemp("perturbed") / "trace"
     return write_rows(folder, [rows[i] for i in order], FLOAT32, shards=3, manifest=_newer_torch)

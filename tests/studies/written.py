@@ -40,6 +40,7 @@ def write_trace(
         if equal_weights:
             columns["version_trainer"] = columns["version_rollout"]
         write_shard(shard_path(folder, number), rows_to_table(columns))
+    # Pages show tokens by their text
     ids = pa.array(range(len(texts)), pa.int32())
     pq.write_table(pa.table({"id": ids, "bytes": list(texts)}), folder / "vocab.parquet")
     counts: dict[str, Any] = {

@@ -109,6 +109,7 @@ def by_hand(
         logp_NV = logits_TV.log_softmax(-1)[place_N]
         rows.append(logp_NV.gather(1, torch.tensor(said.response_ids)[place_N][:, None])[:, 0])
         entropies.append(-(logp_NV.detach().exp() * logp_NV.detach()).sum(-1))
+        # The draw of a token follows from the key of its row and its place
         key = hash_keys(*np.array(sample.row_key)[:, None])
         luck.append(mix(key + place_N.astype(np.uint64)))
         recomputed.append(said.of_sampled(sample.logp_recomputed_T))

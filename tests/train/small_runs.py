@@ -77,6 +77,7 @@ def trained_dynamically(
     (folder / "third.py").write_text(_EVERY_THIRD, encoding="utf-8")
     own = {"dataset": str(folder / "rows.jsonl"), "reward": f"{folder}/third.py:every_third"}
     config, records = load_config("miniature", SMALL | DYNAMIC | own), list[dict[str, Any]]()
+    # A response alone in its batch is the same on any number of ranks
     before, hf._ARGUMENTS["batch_size"] = hf._ARGUMENTS["batch_size"], 1
     try:
         stop = lambda: len(records) == stop_after  # noqa: E731

@@ -95,6 +95,7 @@ def _rows(
     recomputed_T = counted(batch.logp_recomputed_T)
     for s in range(batch.num_responses):
         tokens = slice(*batch.offset_S1[s : s + 2])
+        # A response whose every trained token lacks a number was not scored
         is_scored = counts_T[tokens].any() or not batch.loss_mask_T[tokens].any()
         if is_scored:
             yield (

@@ -98,6 +98,7 @@ def partition(batch: TokenBatch, t: pd.DataFrame, k: int, policy: str) -> Tensor
     logp_TK = getattr(batch, f"topk_logp_{policy}_TK")[t["row"], :k]
     is_among = (batch.topk_ids_TK[t["row"], :k] == t[["id"]].to_numpy()).any(axis=1)
     alone = np.where(is_among, 0.0, t[PROBABILITIES[policy]])
+    # In float64, where the package computes in float32
     named = np.column_stack([np.exp(logp_TK.astype(np.float64)), alone])
     rest = np.maximum(1 - named.sum(axis=1), 1e-6)
     return torch.tensor(np.column_stack([named, rest]))

@@ -59,6 +59,7 @@ def world(
     rescored = logits + 0.02 * rng.normal(size=logits.shape)
     now = rescored + 0.25 * rng.standard_t(3, logits.shape)
     fallen = rng.random(tokens) < 0.08
+    # Some tokens fall far, as after a step that went wrong
     now[np.flatnonzero(fallen), ids[fallen]] -= rng.exponential(3.0, int(fallen.sum()))
     logp = {"rollout": mu, "trainer": log_softmax(now), "recomputed": log_softmax(rescored)}
     levels = rng.choice([-1.3, -0.5, 0.0, 0.5, 0.7], responses)

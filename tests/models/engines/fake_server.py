@@ -47,7 +47,8 @@ class FakeServer:
                     self.end_headers()
                     self.wfile.write(content)
                 except OSError:
-                    self.close_connection = True  # the client has hung up
+                    # The client has hung up
+                    self.close_connection = True
 
             do_GET = do_POST
 

@@ -35,7 +35,8 @@ def ranks_of(launcher: int) -> dict[int, int]:
     """The process of each rank that has started, a fork or a new Python."""
     ranks = {}
     for child in psutil.Process(launcher).children():
-        with suppress(psutil.Error):  # it has just ended
+        # It has just ended
+        with suppress(psutil.Error):
             kind, _, number = child.name().partition(" ")
             rank = number if kind == "rank" else child.environ().get("RANK")
             if rank:
@@ -81,7 +82,8 @@ def _serve(orders: int) -> None:
     with os.fdopen(orders) as file:
         order = file.read()
     if not order:
-        os._exit(0)  # not needed
+        # It is not needed
+        os._exit(0)
     request = json.loads(order)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(_NAME, f"rank {request['env']['RANK']}".encode(), 0, 0, 0)

@@ -76,6 +76,7 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
     stale = (0.3 + 0.7 * step_T / steps) * (
         0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage)
     )
+    # Now and then a token that should fall falls very far, more often with every step
     fallen = np.where(rng.random(count) < 0.012 * (advantage < 0) * (1 + step_T) / steps, -3.5, 0.0)
 
     def moved(x: np.ndarray) -> np.ndarray:

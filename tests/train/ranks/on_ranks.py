@@ -167,6 +167,7 @@ def _step(trainer: Trainer, case: str, world: World) -> dict[str, Any]:
     (optimised,) = learner.optimizer.param_groups
     names = [n for n, weight in learner.model.named_parameters() if weight.requires_grad]
     masters = dict(zip(names, optimised["params"], strict=True))
+    # A step of SGD shows the gradient in the weights, one of AdamW only its sign
     learner.optimizer = torch.optim.SGD(masters.values(), lr=0.1)
     learned = samples(recomputed=parse_algorithm(name).needs_recomputed)
     before = [master.detach().clone() for master in masters.values()]
@@ -198,12 +199,14 @@ def scores(folder: Path, world: World) -> None:
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer, own = loaded(folder, kind, world, dtype, learns), share(world, requests)
             scored = gathered(world, list(map(vars, trainer.score(own, token_budget=1))))
-            with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
+            # As `diagnose` reads responses
+            with scaled_positions(2.0).changed(trainer.model):
                 moved = [{"logp_T": s.logp_T} for s in trainer.score(own, token_budget=1)]
             # That model has no such positions
             if kind != "no plan":
                 scored += gathered(world, moved)
-            trainer.score_again(own, token_budget=100)  # no rank waits for the others
+            # No rank waits for the others
+            trainer.score_again(own, token_budget=100)
             described = trainer.describe()
             del described["threads"]
             results[kind, dtype, learns] = scored, described
