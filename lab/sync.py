@@ -110,6 +110,7 @@ class Bench:
         if lora:
             start_lora(self.model, rank=8, alpha=16, targets="all-linear", seed=0)
             self.model = MergedAdapter(self.trainer.model)
+        self.planted: Any = None
         self.held = getattr(torch, held)
         self.prompts = [
             load_tokenizer(model).encode(f"Question: What is {7 + i} plus {3 * i + 5}?\nAnswer:")
@@ -219,7 +220,7 @@ class Bench:
         """A sync whose first step was right, and whose engine gets what is planted from now on."""
         sync = self.sync()
         sync._engine = self  # type: ignore[assignment]
-        self.planted: Any = None
+        self.planted = None
         sync.load(1)
         samples = self.samples(1)
         sync.score_before_update(1, samples)

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,20 +69,19 @@ def _shard(
     arrays = {name: _lists(values, offsets) for name, values in columns.items()}
     logp_T = columns["logp_trainer"]
     arrays["logp_trainer_repeat"] = _repeats(rng, logp_T, offsets, prompt_S % 8 == 0)
-    rows = rows_to_table(
-        {
-            "step": np.zeros(count, np.int32),
-            "epoch": np.zeros(count, np.int32),
-            "minibatch": np.zeros(count, np.int32),
-            "prompt_id": prompt_S,
-            "sample_index": np.arange(count, dtype=np.int32) % SAMPLES,
-            "version_rollout": np.zeros(count, np.int32),
-            "version_trainer": np.full(count, int(updates > 0), np.int32),
-            "reward": rng.integers(0, 2, count).astype(np.float32),
-            "finish_reason": ["stop"] * count,
-            "prompt_ids": [np.zeros(20, np.int32)] * count,
-        }
-    )
+    keys: dict[str, Any] = {
+        "step": np.zeros(count, np.int32),
+        "epoch": np.zeros(count, np.int32),
+        "minibatch": np.zeros(count, np.int32),
+        "prompt_id": prompt_S,
+        "sample_index": np.arange(count, dtype=np.int32) % SAMPLES,
+        "version_rollout": np.zeros(count, np.int32),
+        "version_trainer": np.full(count, int(updates > 0), np.int32),
+        "reward": rng.integers(0, 2, count).astype(np.float32),
+        "finish_reason": ["stop"] * count,
+        "prompt_ids": [np.zeros(20, np.int32)] * count,
+    }
+    rows = rows_to_table(keys)
     table = {name: rows.column(name) for name in rows.column_names} | arrays
     return pa.table({name: table[name] for name in COLUMNS if name in table})
 

@@ -21,6 +21,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -85,8 +86,9 @@ class File:
         return f"{PACKAGE.name}.{self.name[:-3].replace('/', '.')}".removesuffix(".__init__")
 
     def strings(self) -> Iterator[ast.Constant]:
-        constants = (node for node in self.nodes if isinstance(node, ast.Constant))
-        return (node for node in constants if isinstance(node.value, str))
+        for node in self.nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node
 
     def place(self, node: ast.AST) -> str:
         return f"{self.name}:{node.lineno}"
@@ -105,18 +107,14 @@ def files() -> tuple[File, ...]:
 
 
 @cache
-def lab() -> tuple[File, ...]:
-    return tuple(File(path, ROOT) for path in sorted((ROOT / "lab").rglob("*.py")))
-
-
-@cache
-def tests() -> tuple[File, ...]:
-    return tuple(File(path, ROOT) for path in sorted((ROOT / "tests").rglob("*.py")))
+def files_of(folder: str) -> tuple[File, ...]:
+    """The files of `lab` or `tests`, named from the root of the project."""
+    return tuple(File(path, ROOT) for path in sorted((ROOT / folder).rglob("*.py")))
 
 
 def helpers() -> list[File]:
     """What tests import: builders, readers, stand-ins, fixtures."""
-    return [file for file in tests() if "/test_" not in file.name]
+    return [file for file in files_of("tests") if "/test_" not in file.name]
 
 
 def tokens(among: Iterable[File]) -> int:
@@ -246,7 +244,7 @@ def frameworks_elsewhere() -> Places:
     A string of several words cites it: a source, a note, an example.
     """
     for file in files():
-        names = {word.replace("-", "_") for node in file.nodes for word in names_in(node)}
+        names = {word.replace("-", "_") for word in chain.from_iterable(map(names_in, file.nodes))}
         for name in FRAMEWORKS:
             belongs = file.name.startswith(f"frameworks/{name}/")
             pattern = re.compile(rf"(?<![a-z]){name}(?![a-z])")
@@ -256,11 +254,9 @@ def frameworks_elsewhere() -> Places:
 
 def names_in(node: ast.AST) -> Iterator[str]:
     """The names that code uses in a node, and its string or bytes if that is one word."""
-    fields = (value for _, value in ast.iter_fields(node))
-    texts = [value for value in fields if isinstance(value, str | bytes)]
-    for text in texts:
-        word = text.decode(errors="replace") if isinstance(text, bytes) else text
-        if len(word.split()) == 1:
+    for _, value in ast.iter_fields(node):
+        word = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if isinstance(word, str) and len(word.split()) == 1:
             yield word.lower()
 
 
@@ -300,8 +296,9 @@ def flags() -> Places:
         app = typer.Typer(add_completion=False)
         app.command(command)(registry.load(COMMANDS, command, "command").command)
         for parameter in typer.main.get_command(app).params:
-            if has_flag(parameter):
-                yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
+            for flag in parameter.opts if has_flag(parameter) else ():
+                if flag.startswith("--"):
+                    yield f"{command} {flag}"
 
 
 COUNTS: dict[str, Callable[[], Places]] = {
@@ -361,9 +358,12 @@ def rates(among: Iterable[File]) -> dict[str, float]:
 
 def beside() -> dict[str, dict[str, float]]:
     """What decides how lab/ and the helpers of tests read, and the names in all tests."""
-    numbers: dict[str, dict[str, float]] = {"lab": rates(lab()), "helpers": rates(helpers())}
-    numbers["tests"] = {}
-    for part, among in (("lab", lab()), ("helpers", helpers()), ("tests", tests())):
+    numbers: dict[str, dict[str, float]] = {
+        "lab": rates(files_of("lab")),
+        "helpers": rates(helpers()),
+        "tests": {},
+    }
+    for part, among in zip(numbers, (files_of("lab"), helpers(), files_of("tests")), strict=True):
         numbers[part]["found-names"] = len(list(no_nouns(among)))
     return numbers
 
@@ -400,7 +400,7 @@ def main(arguments: list[str]) -> None:
     elif arguments[:1] == ["--list"]:
         print("\n".join(COUNTS[arguments[1]]()))
         if arguments[1] == "found-names":
-            print("\n".join(no_nouns((*lab(), *tests()))))
+            print("\n".join(no_nouns((*files_of("lab"), *files_of("tests")))))
         return
     may = ratchets()
     for name, value in measured().items():

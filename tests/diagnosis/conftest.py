@@ -98,7 +98,8 @@ def judged(pool: Pool, about: dict | None = None, pieces: int = 1) -> Findings:
 
 def places_T(pool: Pool) -> np.ndarray:
     """The pool's tokens in the order of its evidence."""
-    order_S = np.lexsort([pool.rows[name] for name in ("sample_index", "prompt_id", "step")])
+    rows = pool.rows
+    order_S = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
     return np.argsort(np.argsort(order_S)[pool.response_T], kind="stable")
 
 

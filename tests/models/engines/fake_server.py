@@ -80,7 +80,8 @@ class FakeServer:
         self._server.server_close()
 
     def answered(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        if reply := self.reply(path, headers):
+        reply = self.reply(path, headers)
+        if reply:
             return reply
         status, content = self.honest(path, body)
         if path == COMPLETIONS and status == 200:
@@ -93,10 +94,9 @@ class FakeServer:
         card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
         if path == COMPLETIONS:
             request = json.loads(body)
-            answer = (
-                reading(request["prompt"]) if "prompt_logprobs" in request else completion(request)
-            )
-            return 200, json.dumps(answer).encode()
+            if "prompt_logprobs" in request:
+                return 200, json.dumps(reading(request["prompt"])).encode()
+            return 200, json.dumps(completion(request)).encode()
         pages = {
             "/v1/models": json.dumps({"data": [card]}).encode(),
             "/version": b'{"version": "0.99"}',
@@ -117,15 +117,13 @@ def completion(request: dict[str, Any]) -> dict[str, Any]:
     logp_V = logits_V - np.logaddexp.reduce(logits_V)
     rng = np.random.default_rng(request["seed"])
     ids = rng.choice(VOCABULARY, request["max_tokens"], p=np.exp(logp_V)).tolist()
-    value_V, top = (
-        np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist(),
-        range(request["logprobs"]),
-    )
-    logprobs = {
-        "tokens": [f"token_id:{i}" for i in ids],
-        "token_logprobs": [value_V[i] for i in ids],
-        "top_logprobs": [{f"token_id:{t}": value_V[t] for t in (i, *top)} for i in ids],
-    }
+    value_V = np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist()
+    logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    for sampled in ids:
+        ranks = (sampled, *range(request["logprobs"]))
+        logprobs["tokens"].append(f"token_id:{sampled}")
+        logprobs["token_logprobs"].append(value_V[sampled])
+        logprobs["top_logprobs"].append({f"token_id:{i}": value_V[i] for i in ranks})
     text = 'a \\ and "token_id:7": of its own'
     return _answer(text=text, token_ids=ids, prompt_token_ids=request["prompt"], logprobs=logprobs)
 

@@ -71,10 +71,12 @@ class _Rank:
 
     def wait(self, timeout: float) -> int:
         until = time.monotonic() + timeout
-        while (code := self.poll()) is None:
+        code = self.poll()
+        while code is None:
             if time.monotonic() > until:
                 raise subprocess.TimeoutExpired("rank", timeout)
             time.sleep(0.02)
+            code = self.poll()
         return code
 
 

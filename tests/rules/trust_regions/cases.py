@@ -47,11 +47,12 @@ def policies(
     logp = rollout, trainer, recomputed
     ids_TK, first_T = torch.arange(1, K + 1).repeat(len(rollout), 1), rollout > -1.2
     ids_TK[first_T, 0] = 0
-    logp_TK = [
-        (0.9 * -x_T.expm1() / (K - 1.0 * first_T)).log()[:, None].repeat(1, K) for x_T in logp
-    ]
-    for x_TK, x_T in zip(logp_TK, logp, strict=True):
+    logp_TK = []
+    for x_T in logp:
+        rest_T = 0.9 * -x_T.expm1() / (K - 1.0 * first_T)
+        x_TK = rest_T.log()[:, None].repeat(1, K)
         x_TK[first_T, 0] = x_T[first_T]
+        logp_TK.append(x_TK)
     topk = TopKLogProbs(torch.zeros(len(rollout), dtype=torch.int64), ids_TK, *logp_TK)
     entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-trainer.expm1())
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
