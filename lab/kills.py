@@ -242,7 +242,7 @@ def go_on(
         if not begun:
             shutil.rmtree(run, ignore_errors=True)
         chance = random.Random(f"{seed}/{command}/{lines}")
-        line = {"command": command, "seed": seed, "run": number}
+        line: dict[str, Any] = {"command": command, "seed": seed, "run": number}
         line |= one_process(command, folder, run, chance, whole if done < kills else 1e9)
         if line["code"] == 0:
             line["wrong"] += [f"differs: {name}" for name in differences(run, whole_run)]

@@ -83,13 +83,14 @@ def test_the_same_prompts_narrow_the_interval():
     """The same difference, with the same or with different prompts in the second trace: the
     point of pairing.
     """
-    same, other = (trials(10, paired) for paired in (True, False))
+    same, other = trials(10, True), trials(10, False)
+
+    def width(rows, key):
+        differences = [trial[key].difference for trial in rows]
+        return np.mean([difference.high - difference.low for difference in differences])
+
     for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
-        width = [
-            np.mean([trial[key].difference.high - trial[key].difference.low for trial in rows])
-            for rows in (same, other)
-        ]
-        assert width[1] > least * width[0], key
+        assert width(other, key) > least * width(same, key), key
 
 
 def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):

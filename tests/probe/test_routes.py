@@ -133,12 +133,9 @@ def test_flips_put_into_a_trace_are_read_back_one_by_one(model, tmp_path, rng):
     for request in requests:
         routes_FMK = request.routes_FMK.copy()
         moved_FM = rng.random(routes_FMK.shape[:2]) < SHARE
-        spare_FM = np.array(
-            [
-                [min(set(range(EXPERTS)) - set(chosen)) for chosen in row]
-                for row in routes_FMK.tolist()
-            ]
-        )
+        # The first expert that is not among the chosen ones
+        is_chosen_FME = (routes_FMK[..., None] == np.arange(EXPERTS)).any(axis=2)
+        spare_FM = is_chosen_FME.argmin(axis=-1)
         routes_FMK[moved_FM, 0] = spare_FM[moved_FM]
         planted.append(moved_FM[len(request.prompt_ids) - 1 :])
         object.__setattr__(request, "routes_FMK", routes_FMK)

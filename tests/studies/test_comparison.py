@@ -21,7 +21,7 @@ from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
-from tests.studies.compared import FLOAT32, Row, shifted, write_rows
+from tests.studies.compared import FLOAT32, Row, rows_of, shifted, write_rows
 
 PAGE = DOCS / "json" / "compare.md"
 
@@ -67,25 +67,15 @@ def test_on_the_same_tokens_the_policies_are_compared_directly(result):
 
 def test_tokens_match_their_partners_in_any_order(result, float32_rows, perturbed):
     """The largest difference of a token, from the rows themselves."""
-    key = ("prompt_id", "sample_index")
-    other = {
-        tuple(row[k] for k in key): row
-        for table in Trace.open(perturbed).tables()
-        for row in table.to_pylist()
-    }
-    gaps = [
-        np.abs(
-            np.subtract(
-                other[tuple(row[k] for k in key)]["logp_trainer"],
-                row["logp_trainer"],
-                dtype=np.float32,
-            )
-        )
-        for row in float32_rows
-    ]
+    partners = {(row["prompt_id"], row["sample_index"]): row for row in rows_of(perturbed)}
+    gaps = []
+    for row in float32_rows:
+        partner = partners[row["prompt_id"], row["sample_index"]]
+        gaps.append(np.subtract(partner["logp_trainer"], row["logp_trainer"], dtype=np.float32))
+    gap_T = np.abs(np.concatenate(gaps))
     current = result["comparisons"][0]["on_tokens"]["current"]
-    assert current["abs_d_max"]["value"] == pytest.approx(np.concatenate(gaps).max(), rel=1e-6)
-    assert current["abs_d_mean"]["value"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+    assert current["abs_d_max"]["value"] == pytest.approx(gap_T.max(), rel=1e-6)
+    assert current["abs_d_mean"]["value"] == pytest.approx(gap_T.mean(), rel=1e-5)
 
 
 def test_the_numbers_equal_the_reports(result, traces):
@@ -159,15 +149,11 @@ def test_prompts_in_only_one_trace_are_left_out(tmp_path, float32_rows):
 
 
 def test_different_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
-    halves = [
-        write_rows(
-            tmp_path / name,
-            [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")],
-            FLOAT32,
-        )
-        for name in "ab"
-    ]
-    result = compared(*halves)
+    first = [row for row in float32_rows if row["prompt_id"] < 12]
+    second = [row for row in float32_rows if row["prompt_id"] >= 12]
+    result = compared(
+        write_rows(tmp_path / "a", first, FLOAT32), write_rows(tmp_path / "b", second, FLOAT32)
+    )
     assert (
         result["comparisons"][0]["pairing"] == "none"
         and result["comparisons"][0]["on_tokens"] is None

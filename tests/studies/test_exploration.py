@@ -283,10 +283,9 @@ def test_lists_are_of_the_whole_trace(
     lists = {each.name: each for each in explored.lists}
     assert list(lists) == ["gap", "probability", "only", "blocked"]
     batches = list(trace.batches())
-    logq_T, logp_T, mask_T = (
-        np.concatenate([getattr(batch, name) for batch in batches])
-        for name in ("logp_rollout_T", "logp_trainer_T", "loss_mask_T")
-    )
+    logq_T = np.concatenate([batch.logp_rollout_T for batch in batches])
+    logp_T = np.concatenate([batch.logp_trainer_T for batch in batches])
+    mask_T = np.concatenate([batch.loss_mask_T for batch in batches])
     sizes = {"gap": np.abs(logp_T - logq_T), "probability": np.abs(np.exp(logp_T) - np.exp(logq_T))}
     for name, size_T in sizes.items():
         counted_T = np.where(mask_T & np.isfinite(size_T), size_T, 0)

@@ -39,10 +39,8 @@ def test_a_row_per_token_and_its_gap(trace):
     table = columns(list(token_tables([trace])))
     batches = list(trace.batches())
     assert table["rows"] == number_of_tokens([trace]) == sum(batch.num_tokens for batch in batches)
-    rollout, trainer = (
-        np.concatenate([getattr(batch, f"logp_{side}_T") for batch in batches])
-        for side in ("rollout", "trainer")
-    )
+    rollout = np.concatenate([batch.logp_rollout_T for batch in batches])
+    trainer = np.concatenate([batch.logp_trainer_T for batch in batches])
     counts = np.concatenate([batch.loss_mask_T for batch in batches]) & ~np.isnan(trainer)
     with np.errstate(invalid="ignore"):
         d = trainer - rollout

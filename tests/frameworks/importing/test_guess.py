@@ -14,6 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns, side_by_side
 from mismatch_cli.frameworks.importing.no_dump import text_only
 from tests.frameworks.importing.layouts import (
+    column,
     imported,
     real_rows,
     same_bits,
@@ -22,20 +23,20 @@ from tests.frameworks.importing.layouts import (
 )
 
 ROW = real_rows(1)[0]
-P, R, MU, PI = (
-    [row[name] for row in real_rows(3)]
-    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
-)
+THREE = real_rows(3)
+P, R = column(THREE, "prompt_ids"), column(THREE, "response_ids")
+MU, PI = column(THREE, "logp_rollout"), column(THREE, "logp_trainer")
 
 
 def rows(**columns):
     """Lines with these columns, from three values for each of prompts, responses, log μ and log
     π.
     """
-    return [
-        {name: value[i] if isinstance(value, list) else value for name, value in columns.items()}
-        for i in range(3)
-    ]
+    lines: list[dict] = [{}, {}, {}]
+    for name, value in columns.items():
+        for i, line in enumerate(lines):
+            line[name] = value[i] if isinstance(value, list) else value
+    return lines
 
 
 KNOWN = {  # names that people use, and whose they are

@@ -69,12 +69,12 @@ def test_correlations_over_the_steps():
     that change.
     """
     bad_updates = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
-    shares = [
-        np.array([row[denominator]["value"] for row in bad_updates["by_step"]], dtype=float)
-        for denominator in ("over_negative", "over_tokens")
-    ]
+
+    def by_step(name):
+        return np.array([row[name]["value"] for row in bad_updates["by_step"]], dtype=float)
+
+    shares, reward = [by_step("over_negative"), by_step("over_tokens")], by_step("reward")
     assert not np.allclose(*shares)
-    reward = np.array([row["reward"]["value"] for row in bad_updates["by_step"]], dtype=float)
     change = np.diff(reward)
     expected = [
         pair
