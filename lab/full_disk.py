@@ -125,8 +125,7 @@ def try_share(
     if code == 0:
         shutil.rmtree(folder)
         return "", []
-    is_one_line = len(said.splitlines()) == 1
-    if code != 1 or not is_one_line or str(folder) not in said or "free some space" not in said:
+    if code != 1 or not _is_helpful(said, folder):
         wrong.append(f"exit code {code}: {said[-400:]}")
     if case.over:
         flags = [case.over]
@@ -139,6 +138,12 @@ def try_share(
         wrong += [f"differs: {name}" for name in differences(folder, whole)]
     shutil.rmtree(folder)
     return said, wrong
+
+
+def _is_helpful(said: str, folder: Path) -> bool:
+    """One line that names the place and what to do."""
+    is_one_line = len(said.splitlines()) == 1
+    return is_one_line and str(folder) in said and "free some space" in said
 
 
 def _broken(folder: Path) -> list[str]:

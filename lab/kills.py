@@ -245,8 +245,7 @@ def go_on(
         line: dict[str, Any] = {"command": command, "seed": seed, "run": number}
         line |= one_process(command, folder, run, chance, whole if done < kills else 1e9)
         if line["code"] == 0:
-            line["wrong"] += [f"differs: {name}" for name in differences(run, whole_run)]
-            line["wrong"] += [f"left over: {name}" for name in left_over(run)]
+            line["wrong"] += _wrong_result(run, whole_run)
             if not line["wrong"]:
                 shutil.rmtree(run)
         elif run.exists():
@@ -255,6 +254,11 @@ def go_on(
         with open(record, "a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         say(f"{done + line['killed']}/{kills} {json.dumps(line)}")
+
+
+def _wrong_result(run: Path, whole_run: Path) -> list[str]:
+    differing = [f"differs: {name}" for name in differences(run, whole_run)]
+    return differing + [f"left over: {name}" for name in left_over(run)]
 
 
 def _progress(folder: Path, command: str, seed: int) -> tuple[int, int, int, bool]:
@@ -281,7 +285,10 @@ def table(folder: Path) -> str:
     lines = read(folder)
     out: list[str] = []
     for command in COMMANDS:
-        out += _table_of(command, [line for line in lines if line["command"] == command])
+        own = [line for line in lines if line["command"] == command]
+        out += _table_of(command, own)
+        for line in own:
+            out += [f"  WRONG run {line['run']}: {wrong}" for wrong in line["wrong"]]
     return "\n".join(out)
 
 
@@ -302,9 +309,6 @@ def _table_of(command: str, lines: list[dict[str, Any]]) -> Iterator[str]:
         yield f"  {reader} on the broken folder: {ends}"
     slowest = max((line["orphans_gone_after"] or 0 for line in killed), default=0)
     yield f"  last process gone after at most {slowest:.1f} s"
-    for line in lines:
-        for wrong in line["wrong"]:
-            yield f"  WRONG run {line['run']}: {wrong}"
 
 
 def main() -> None:

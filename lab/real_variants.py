@@ -28,14 +28,18 @@ _YES_OR_NO = [f"Is {n} a prime number? Answer with one word." for n in range(2, 
 Folder = Callable[[Path, Path], None]
 
 
-def main() -> None:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path(".real-model"))
     parser.add_argument("--threads", default="1")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = command_line().parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     model, folder, threads = options.model.resolve(), options.folder.resolve(), options.threads
     for name, prompts in (("cjk", _CJK), ("short", _YES_OR_NO)):

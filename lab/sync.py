@@ -212,9 +212,12 @@ class Bench:
                 sent = sync._logp_sent or []
                 mu = [sample.rollout.logp_rollout_T for sample in samples]
                 yield size, planted, answer, mean_gap(mu[: len(sent)], sent), lag, differ
-                with torch.no_grad():
-                    for weight, value in zip(self.trained(), originals, strict=True):
-                        weight.copy_(value)
+                self._put_back(originals)
+
+    @torch.no_grad()
+    def _put_back(self, originals: list[torch.Tensor]) -> None:
+        for weight, value in zip(self.trained(), originals, strict=True):
+            weight.copy_(value)
 
     def _sync_after_a_step(self) -> WeightSync:
         """A sync whose first step was right, and whose engine gets what is planted from now on."""

@@ -84,9 +84,7 @@ def export_record(row: dict[str, Any], rank: int, index: int) -> dict[str, Any]:
         "export_sequence_idx": index,
         "env_name": "math",
     }
-    for name, values in arrays.items():
-        record[name] = list(map(_or_null, values))
-    return record
+    return record | {name: list(map(_or_null, values)) for name, values in arrays.items()}
 
 
 def _judged(on: bool, advantage: float, logq: float, logp: float) -> dict[str, Any]:
