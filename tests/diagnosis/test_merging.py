@@ -75,24 +75,20 @@ def test_any_sharding_gives_the_same(table, prior):
 def check(table: pa.Table, rng: np.random.Generator, *, knows: bool) -> None:
     rows = table.take(rng.permutation(len(table))[:120])
     bounds = int(rng.integers(100, 900)), int(rng.integers(2, 30))
-    expected, merged, more_limits = (
-        gathering(HashLimits(), *bounds),
-        gathering(HashLimits(), *bounds),
-        [HashLimits()],
-    )
+    expected, merged = gathering(HashLimits(), *bounds), gathering(HashLimits(), *bounds)
+    earlier_limits = [HashLimits()]
     for portion in cuts(rows, 20, rng):
-        limits = (
-            more_limits[max(0, len(more_limits) - 1 - int(rng.integers(0, 4)))]
-            if knows
-            else HashLimits()
-        )
+        limits = HashLimits()
+        # A worker may start from what others have dropped up to four portions before
+        if knows:
+            age = 1 + int(rng.integers(0, 4))
+            limits = earlier_limits[max(0, len(earlier_limits) - age)]
         piece = gathering(limits, *bounds)
         for part in cuts(portion, 6, rng):
             piece.update(part, table_to_batch(part))
         expected.update(portion, table_to_batch(portion))
         merged.merge(piece)
-        more_limits.append(merged.limits)
+        earlier_limits.append(merged.limits)
         np.testing.assert_equal(held(merged), held(expected))
-    assert (
-        more_limits[-1].sample < 2**64 and more_limits[-1].copies < 2**64
-    )  # something was dropped
+    # Something was dropped
+    assert earlier_limits[-1].sample < 2**64 and earlier_limits[-1].copies < 2**64

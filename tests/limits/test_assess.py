@@ -108,13 +108,13 @@ def test_intervals_around_every_limit(limit):
     if broken > healthy:
         middle = estimate((healthy + broken) / 2, (broken - healthy) / 4)
         cases.append((middle, (EXCEEDED, HEALTHY)))
-    for value_of_case, expected in cases:
+    for interval, expected in cases:
         side = _STORED.get(limit.precision)
-        verdict = assessed({limit.metric: value_of_case}, architecture=architecture, side=side)
+        verdict = assessed({limit.metric: interval}, architecture=architecture, side=side)
         row = row_of(verdict, limit)
-        assert (row.standing, row.level) == expected, value_of_case
-        assert (row.value, row.source) == (value_of_case.value, limit.source)
-        assert row.power == pytest.approx(value_of_case.high - value_of_case.value)
+        assert (row.standing, row.level) == expected, interval
+        assert (row.value, row.source) == (interval.value, limit.source)
+        assert row.power == pytest.approx(interval.high - interval.value)
 
 
 _STORED = {"bf16": {"dtype": "bfloat16"}, "fp8": {"dtype": "bfloat16", "quantization": "fp8"}}

@@ -190,8 +190,8 @@ def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
         assert set(support.skipped) == ON_BATCHES and support.has.batches is False
         assert all("a column minibatch" in reason for reason in support.skipped.values())
-    named = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
-    assert named.skipped == {} and named.has.batches is True
+    with_steps = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
+    assert with_steps.skipped == {} and with_steps.has.batches is True
 
 
 def test_whole_batches_need_advantages(tmp_path):

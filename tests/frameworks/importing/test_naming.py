@@ -43,10 +43,10 @@ def test_named_columns_are_read_as_ours(tmp_path, way):
     """
     rows = real_rows(4)
     path = tmp_path / f"d.{way}"
-    named = [
+    longer = [
         record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())
     ]
-    write_records(path, named)
+    write_records(path, longer)
     columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
     with pytest.raises(
         MismatchError,
