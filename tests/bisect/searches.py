@@ -119,6 +119,7 @@ def analysis(
     tokens = responses * LENGTH
     logp = -0.5 - np.minimum(rng.exponential(1.0, tokens), 8.0)
     sizes = {"head": 0.02, "cache": 0.03, "rounding": 0.002, "noise": 3e-4}
+    # Parts that add up: what a leg removes is then a known share
     parts = {name: gap * size * rng.laplace(0, 1, tokens) for name, size in sizes.items()}
     whole = sum(parts.values())
     _record(folder, logp - parts["cache"], logp + whole - parts["cache"], responses)

@@ -60,6 +60,7 @@ def plant(
 
     Started again with the same seed, it continues where it was.
     """
+    # The recorded lines have their numbers in the package as it was then
     if not DIGEST.is_file() or DIGEST.read_text(encoding="utf-8") != package_digest():
         raise typer.BadParameter("the package has changed: first `python -m tests.faults record`")
     reached = reach.Reach.gathered(RECORDED)

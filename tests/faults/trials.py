@@ -134,6 +134,7 @@ def main(folder: str, *tests: str) -> int:
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
     for name in list(sys.modules):
+        # The fault is in the copy, from which these are imported again
         if name.split(".")[0] in ("tests", "mismatch_cli"):
             del sys.modules[name]
     sys.path.insert(0, folder)

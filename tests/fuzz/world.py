@@ -143,6 +143,7 @@ def copy() -> Iterator[Path]:
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary) / "a" / "b" / "c"
+        # Three folders above it, a path like ../../x stays in what is removed
         shutil.copytree(template(), folder)
         os.chdir(folder)
         try:

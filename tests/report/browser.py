@@ -176,6 +176,7 @@ class Browser:
         return answer["result"]
 
     def _receive(self) -> dict[str, Any]:
+        # A message of the pipe ends with a zero byte
         while b"\0" not in self._unread:
             part = os.read(self._from, 1 << 20)
             assert part, "Chromium has exited"

@@ -48,6 +48,7 @@ def write_rows(
     folder.mkdir(parents=True)
     names = set().union(*rows)
     schema = next(Trace.open(like).tables()).schema
+    # A column that no row has is left out, as in an import
     schema = pa.schema([field for field in schema if field.name in names])
     for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
         table = pa.Table.from_pylist([rows[i] for i in part], schema=schema)

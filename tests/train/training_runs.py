@@ -45,6 +45,7 @@ def make_record(step: int, steps: int, algorithm: str, rng: np.random.Generator)
     bad = max(0.0, rng.normal(6e-4, 2e-4) * (1 + 30 * fallen))
     blocks = algorithm not in NEVER_BLOCK and rng.random() > 0.05
     seconds = {"sample": 2.1, "grade": 0.05, "update": 2.6, "sync": 0.2}
+    # A run that does not recompute still names the phase
     seconds["recompute"] = 0.9 if algorithm.endswith("-recompute") else 0
     return {
         "step": step,

@@ -50,6 +50,7 @@ def same_bits(table: pa.Table, name: str, expected: Iterable[Any]) -> bool:
     """Whether a list column holds these values, in float32 or integers, bit for bit."""
     kind = table.schema.field(name).type.value_type.to_pandas_dtype()
 
+    # NaN equals itself in bytes
     def bits(lists: Iterable[Any]) -> list[bytes | None]:
         return [None if values is None else np.array(values, kind).tobytes() for values in lists]
 

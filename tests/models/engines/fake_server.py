@@ -124,6 +124,7 @@ def completion(request: dict[str, Any]) -> dict[str, Any]:
         logprobs["tokens"].append(f"token_id:{sampled}")
         logprobs["token_logprobs"].append(value_V[sampled])
         logprobs["top_logprobs"].append({f"token_id:{i}": value_V[i] for i in ranks})
+    # A text that JSON escapes, and that looks like a token
     text = 'a \\ and "token_id:7": of its own'
     return _answer(text=text, token_ids=ids, prompt_token_ids=request["prompt"], logprobs=logprobs)
 
