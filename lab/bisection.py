@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,23 @@ NOTHING = "nothing"
 
 
 def main() -> None:
+    options = command_line().parse_args()
+    # This checkout in every child
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    folder = options.folder.resolve()
+    beds = [Bed(folder, name, typed) for name in options.models.split(",")]
+    chosen = [plant for plant in PLANTS if options.only in plant.name]
+    if options.plants:
+        show(plants_table(beds, chosen))
+        return
+    parts = {"causes": lambda: causes_table(beds, chosen), "healthy": lambda: healthy_table(folder)}
+    parts |= {"pairs": lambda: pairs_table(folder), "time": lambda: times_table(folder)}
+    # A table is computed while it is printed, a name without a table ends here
+    for table in [parts[name]() for name in options.parts.split(",")]:
+        show(table)
+
+
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,23 +77,13 @@ def main() -> None:
         default="causes,healthy,pairs,time",
         help="parts of the benchmark, comma-separated",
     )
-    options = parser.parse_args()
-    # This checkout in every child
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    folder = options.folder.resolve()
-    beds = [Bed(folder, name, typed) for name in options.models.split(",")]
-    chosen = [plant for plant in PLANTS if options.only in plant.name]
-    parts = {"causes": lambda: causes_table(beds, chosen), "healthy": lambda: healthy_table(folder)}
-    parts |= {"pairs": lambda: pairs_table(folder), "time": lambda: times_table(folder)}
-    tables = (
-        [plants_table(beds, chosen)]
-        if options.plants
-        else [parts[name]() for name in options.parts.split(",")]
-    )
-    for table in tables:
-        for line in table:
-            print(line, flush=True)
-        print(flush=True)
+    return parser
+
+
+def show(table: Iterator[str]) -> None:
+    for line in table:
+        print(line, flush=True)
+    print(flush=True)
 
 
 def typed(line: list[str]) -> None:
@@ -115,28 +122,15 @@ class Bisected:
 
     @classmethod
     def of(cls, planted: Planted, by: Typed = typed) -> Bisected:
-        found = (
-            planted.run.parent.parent.parent
-            / "bisected"
-            / planted.run.parent.name
-            / planted.run.name
-        )
-        if not (found / "summary.json").exists():
-            by(
-                [
-                    "bisect",
-                    str(planted.run),
-                    *planted.flags,
-                    "--no-plots",
-                    "--quiet",
-                    "--output",
-                    str(found),
-                ]
-            )
-        return cls(found)
+        run = planted.run
+        folder = run.parents[2] / "bisected" / run.parent.name / run.name
+        if not (folder / "summary.json").exists():
+            flags = [*planted.flags, "--no-plots", "--quiet", "--output", str(folder)]
+            by(["bisect", str(run), *flags])
+        return cls(folder)
 
     @property
-    def found(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
         return dict(json.loads((self.folder / "summary.json").read_text()))
 
@@ -150,17 +144,19 @@ class Bisected:
         """
         held = BisectionAnalysis.read(self.folder)
         prompts, prompt_S = np.unique(held.measured.tokens.prompt_id_S, return_inverse=True)
-        rng, found = np.random.default_rng(0), []
+        rng = np.random.default_rng(0)
+        first_causes: list[dict[str, Any] | None] = []
         for _ in range(rounds):
+            # Prompts are drawn, not responses: the responses to one prompt are alike
             count_P = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
-            causes = rank(
-                held.measured, held.search, count_P[prompt_S].astype(float), details=False
-            ).causes
-            first = causes[0].experiment if causes else None
-            found.append(
-                None if first is None else {"setting": first.setting, "parts": first.parts}
-            )
-        return found
+            weight_S = count_P[prompt_S].astype(float)
+            causes = rank(held.measured, held.search, weight_S, details=False).causes
+            if causes:
+                first = causes[0].experiment
+                first_causes.append({"setting": first.setting, "parts": first.parts})
+            else:
+                first_causes.append(None)
+        return first_causes
 
 
 def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
@@ -179,39 +175,49 @@ def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
     yield f"{_row(*head)}\n|{'---|' * len(head)}"
     right = cells = 0
     for plant in plants:
-        for bed in (bed for bed in beds if bed.name in plant.models):
-            cell = _cause(plant, bed)
-            right, cells = right + (cell[1] == "yes"), cells + 1
-            yield _row(plant.name, bed.name, *cell[0])
+        for bed in beds:
+            if bed.name in plant.models:
+                texts, is_right = _cause(plant, bed)
+                right += is_right
+                cells += 1
+                yield _row(plant.name, bed.name, *texts)
     yield f"\n{right} of {cells}: named first, and in at least {LIMIT:.0%} of the resamples."
 
 
-def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], str]:
+def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], bool]:
+    """The texts of a row, and whether the cause was named first, in enough resamples too."""
     try:
-        if plant.here is None:
-            planted = plant.make(bed)
-            bisected = Bisected.of(planted)
-        else:
-            with plant.here():
-                planted = plant.make(bed.by(typed_here))
-                bisected = Bisected.of(planted, typed_here)
+        planted, bisected = _bisected(plant, bed)
     except RuntimeError as error:
-        return (f"refused: {' '.join(str(error).split())[-300:]}",), "refused"
-    found = bisected.found
-    first = next(iter(found["causes"]), None)
-    drawn = bisected.first_of_resamples()
-    hits = sum(cause is not None and plant.is_named_by(cause) for cause in drawn)
-    others = Counter(
-        _name(cause) for cause in drawn if cause is None or not plant.is_named_by(cause)
-    )
-    named = first is not None and plant.is_named_by(first)
-    said = f"{'' if named else '**no**: '}`{_name(first)}`"
-    share, left = (_percent(first["share"]) if first else ""), _percent(found["unexplained"])
+        return (f"refused: {' '.join(str(error).split())[-300:]}",), False
+    summary = bisected.summary
+    others: Counter[str] = Counter()
+    hits = 0
+    for cause in bisected.first_of_resamples():
+        if cause is not None and plant.is_named_by(cause):
+            hits += 1
+        else:
+            others[_name(cause)] += 1
+    share, named, first = "", False, None
+    if summary["causes"]:
+        first = summary["causes"][0]
+        share, named = _percent(first["share"]), plant.is_named_by(first)
+    said = f"`{_name(first)}`" if named else f"**no**: `{_name(first)}`"
     instead = ", ".join(f"{name} {count}" for name, count in others.most_common())
     probe = planted.run.with_suffix(".seconds")
     seconds = (f"{bisected.seconds:.0f}", probe.read_text() if probe.exists() else "")
-    passed = named and hits >= LIMIT * len(drawn)
-    return (said, share, left, str(hits), instead, *seconds), "yes" if passed else "no"
+    left = _percent(summary["unexplained"])
+    is_right = named and hits >= LIMIT * RESAMPLES
+    return (said, share, left, str(hits), instead, *seconds), is_right
+
+
+def _bisected(plant: Plant, bed: Bed) -> tuple[Planted, Bisected]:
+    if plant.here is None:
+        planted = plant.make(bed)
+        return planted, Bisected.of(planted)
+    with plant.here():
+        planted = plant.make(bed.by(typed_here))
+        return planted, Bisected.of(planted, typed_here)
 
 
 def _name(cause: dict[str, Any] | None) -> str:
@@ -221,20 +227,21 @@ def _name(cause: dict[str, Any] | None) -> str:
 def _percent(estimate: dict[str, Any]) -> str:
     if estimate["value"] is None:
         return ""
-    value, low, high = (f"{100 * (estimate[name] or 0):.1f}" for name in ("value", "low", "high"))
-    return f"{value} %" + ("" if estimate["low"] is None else f" ({low} to {high})")
+    value = f"{100 * estimate['value']:.1f} %"
+    if estimate["low"] is None:
+        return value
+    return f"{value} ({100 * estimate['low']:.1f} to {100 * (estimate['high'] or 0):.1f})"
 
 
 def healthy_table(folder: Path) -> Iterator[str]:
     """float32 against float32, on different prompts each time: nothing may be named."""
     yield "| float32 on both sides | gap | causes | resamples with a cause |\n|---|---|---|---|"
     for seed in range(HEALTHY_SEEDS):
-        bed = Bed(
-            folder, BUNDLED, typed, f"{_SHUFFLED} --num-prompts 32 --seed {seed}", f"healthy-{seed}"
-        )
+        flags = f"{_SHUFFLED} --num-prompts 32 --seed {seed}"
+        bed = Bed(folder, BUNDLED, typed, flags, f"healthy-{seed}")
         bisected = Bisected.of(Planted(bed.clean()))
-        drawn = sum(cause is not None for cause in bisected.first_of_resamples())
-        named = ", ".join(_name(cause) for cause in bisected.found["causes"]) or NOTHING
+        drawn = RESAMPLES - bisected.first_of_resamples().count(None)
+        named = ", ".join(map(_name, bisected.summary["causes"])) or NOTHING
         yield _row(f"seed {seed}", f"{gap(bed.clean()):.1e}", named, f"{drawn} of {RESAMPLES}")
 
 
@@ -255,17 +262,16 @@ def times_table(folder: Path) -> Iterator[str]:
     probe = float(planted.run.with_suffix(".seconds").read_text())
     yield "| stage | seconds | × the probe |\n|---|---|---|"
     yield _row("probe, as it is without flags, in bfloat16", f"{probe:.1f}", "1")
-    for stage in bisected.found["stages"]:
-        why = f" ({stage['status']})" if stage["status"] != "done" else ""
-        yield _row(
-            f"{stage['stage']} {stage['name']}{why}",
-            f"{stage['seconds']:.1f}",
-            f"{stage['seconds'] / probe:.1f}",
-        )
+    summary = bisected.summary
+    for stage in summary["stages"]:
+        name = f"{stage['stage']} {stage['name']}"
+        if stage["status"] != "done":
+            name += f" ({stage['status']})"
+        yield _row(name, f"{stage['seconds']:.1f}", f"{stage['seconds'] / probe:.1f}")
     yield _row(
         "`bisect`", f"{bisected.seconds:.1f}", f"**{bisected.seconds / probe:.1f}**, target 10"
     )
-    for leg in bisected.found["legs"]:
+    for leg in summary["legs"]:
         yield _row(f"leg: {leg['what']}", f"{leg['seconds']:.1f}", f"{leg['responses']} responses")
 
 
@@ -277,26 +283,29 @@ def plants_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
     )
     for dtype in dict.fromkeys(plant.dtype for plant in plants):
         yield _row(f"nothing planted, {dtype}", *(f"{gap(bed.clean(dtype)):.1e}" for bed in beds))
-    for name in dict.fromkeys(plant.name for plant in plants):
-        of_model = {
-            model: plant for plant in plants if plant.name == name for model in plant.models
-        }
-        yield _row(
-            name,
-            *(
-                _against_clean(of_model[bed.name], bed) if bed.name in of_model else ""
-                for bed in beds
-            ),
-        )
+    # A cause may be planted in another way on another model
+    cells: dict[str, dict[str, Plant]] = {}
+    for plant in plants:
+        cells.setdefault(plant.name, {}).update(dict.fromkeys(plant.models, plant))
+    for name, of_model in cells.items():
+        yield _row(name, *(_against_clean(of_model.get(bed.name), bed) for bed in beds))
 
 
-def _against_clean(plant: Plant, bed: Bed) -> str:
+def _against_clean(plant: Plant | None, bed: Bed) -> str:
+    if plant is None:
+        return ""
     try:
-        with nullcontext() if plant.here is None else plant.here():
-            made = gap(plant.make(bed if plant.here is None else bed.by(typed_here)).run)
+        made = gap(_planted(plant, bed).run)
     except RuntimeError as error:
         return f"refused: {' '.join(str(error).split())[-160:]}"
     return f"{made:.1e} ({made / gap(bed.clean(plant.dtype)):.2g} ×)"
+
+
+def _planted(plant: Plant, bed: Bed) -> Planted:
+    if plant.here is None:
+        return plant.make(bed)
+    with plant.here():
+        return plant.make(bed.by(typed_here))
 
 
 def _row(*cells: str) -> str:

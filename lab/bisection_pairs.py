@@ -68,35 +68,36 @@ def pairs_rows(folder: Path, typed: Typed, bisected: Any) -> Iterator[str]:
     for two in PAIRS:
         large = Bed(folder, BUNDLED, typed, _LARGE, "pairs-large")
         run = two.make(large).run
-        beds = [
-            Bed(folder, BUNDLED, typed, f"{_SMALL} --shuffle --seed {s}", f"pairs-{s}")
-            for s in range(SEEDS)
-        ]
-        found = [bisected.of(two.make(bed)).found for bed in beds]
+        searches = []
+        for seed in range(SEEDS):
+            bed = Bed(folder, BUNDLED, typed, f"{_SMALL} --shuffle --seed {seed}", f"pairs-{seed}")
+            searches.append(bisected.of(two.make(bed)).summary)
         for (setting, side), undo in two.undone.items():
+            # The share of the gap that is gone once the cause is undone
             truth = 1 - undo(large, run).sum() / np.abs(_gaps(run)).sum()
-            shares = [
-                row["share"]
-                for f in found
-                for row in _rows_of(f, setting, side)
-                if row["share"]["low"] is not None
-            ]
-            hits = sum(share["low"] <= truth <= share["high"] for share in shares)
-            inside, intervals = inside + hits, intervals + len(shares)
-            said = ", ".join(
-                f"{100 * s['value']:.0f} ({100 * s['low']:.0f} to {100 * s['high']:.0f})"
-                for s in shares
-            )
+            hits, shown = 0, []
+            for summary in searches:
+                share = _share_of(summary, setting, side)
+                if share is not None and share["low"] is not None:
+                    hits += share["low"] <= truth <= share["high"]
+                    interval = f"{100 * share['low']:.0f} to {100 * share['high']:.0f}"
+                    shown.append(f"{100 * share['value']:.0f} ({interval})")
+            inside += hits
+            intervals += len(shown)
             yield (
-                f"| {two.name} | `{setting}` | {side} | {100 * truth:.1f} % | {said} | {hits} of "
-                f"{len(shares)} |"
+                f"| {two.name} | `{setting}` | {side} | {100 * truth:.1f} % | {', '.join(shown)} "
+                f"| {hits} of {len(shown)} |"
             )
     yield f"\n{inside} of {intervals} intervals hold the share."
 
 
-def _rows_of(found: Mapping[str, Any], setting: str, side: str) -> list[dict[str, Any]]:
-    rows = (*found["causes"], *found["tested"])
-    return [row for row in rows if row["setting"] == setting and row["side"] == side][:1]
+def _share_of(summary: Mapping[str, Any], setting: str, side: str) -> dict[str, Any] | None:
+    """The share of a setting on a side, whether it was named as a cause or only tested."""
+    for row in (*summary["causes"], *summary["tested"]):
+        if row["setting"] == setting and row["side"] == side:
+            share: dict[str, Any] = row["share"]
+            return share
+    return None
 
 
 def _gaps(run: Path) -> np.ndarray:
@@ -116,14 +117,11 @@ def _decoded(dtype: str, **arguments: Any) -> Undone:
         )
         with closing(create_engine("vllm", settings)) as engine:
             for table in trace.tables(["prompt_ids", "response_ids", "logp_trainer"]):
-                ids = zip(
-                    table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), strict=True
-                )
-                read = cast(ReplayingEngine, engine).replay(
-                    [ForcedResponse(*pair) for pair in ids], lambda _: None
-                )
-                logp_T = np.concatenate([rollout.logp_rollout_T for rollout in read])
-                gaps.append(np.concatenate(table["logp_trainer"].to_pylist()) - logp_T)
+                columns = table.to_pydict()
+                forced = list(map(ForcedResponse, columns["prompt_ids"], columns["response_ids"]))
+                rollouts = cast(ReplayingEngine, engine).replay(forced, lambda _: None)
+                logp_T = np.concatenate([rollout.logp_rollout_T for rollout in rollouts])
+                gaps.append(np.concatenate(columns["logp_trainer"]) - logp_T)
         return np.abs(np.concatenate(gaps))
 
     return undone
@@ -162,7 +160,7 @@ def _other_tensor(bed: Bed) -> str:
     return bed.copy("scaled", tensors=scaled(SCALED, 1.01))
 
 
-_LOW_HEAD, _FULL_HEAD = ({"head_dtype": dtype} for dtype in (BFLOAT16, FLOAT32))
+_LOW_HEAD, _FULL_HEAD = {"head_dtype": BFLOAT16}, {"head_dtype": FLOAT32}
 PAIRS = (
     Two(
         "fp8 KV cache, float32 head in the trainer",

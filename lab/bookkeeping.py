@@ -52,13 +52,12 @@ def permuted_anywhere(pool: Pool, share: float, rng: np.random.Generator) -> Non
 
 
 def _exchange(pool: Pool, members: np.ndarray) -> None:
-    own = [
-        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s + 1]].copy()
-        for s in members
-    ]
-    for s, other in zip(members, own[1:] + own[:1], strict=True):
-        length = min(pool.length_S[s], len(other))
-        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s] + length] = other[:length]
+    logp_T = pool.tokens["logp_rollout"]
+    before_T = logp_T.copy()
+    for s, other in zip(members, np.roll(members, -1), strict=True):
+        length = min(pool.length_S[s], pool.length_S[other])
+        start, source = pool.offset_S1[s], pool.offset_S1[other]
+        logp_T[start : start + length] = before_T[source : source + length]
 
 
 def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
@@ -67,6 +66,7 @@ def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
     copies = rng.permutation(index_S)[: 2 * max(1, round(share * pool.num_responses / 2))]
     half = len(copies) // 2
     index_S[copies[:half]] = copies[half:]
+    # The keys stay those of the replaced rows: only the content repeats
     content = pool.take(index_S)
     for name in pool.rows:
         if name not in ("finish_reason", "prompt_ids"):

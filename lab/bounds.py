@@ -124,6 +124,7 @@ def measure(command: list[str], folder: Path) -> tuple[int, float, float, str]:
         child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
         peak = 0.0
         while child.poll() is None:
+            # The mark never falls, so the last look before the end sees the peak but for 5 ms
             peak = max(peak, high_water(child.pid))
             time.sleep(0.005)
             if time.monotonic() - began > _KILL_AFTER:
@@ -139,7 +140,10 @@ def high_water(pid: int) -> float:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def trace_of(content: bytes, folder: Path) -> Path:
@@ -157,50 +161,43 @@ def trace_of(content: bytes, folder: Path) -> Path:
             columns.append(lists(rows, length, np.bool_))
         elif pa.types.is_integer(kind):
             columns.append(pa.array(np.arange(rows), kind))
+        elif pa.types.is_string(kind):
+            columns.append(pa.array(["stop"] * rows))
         else:
-            columns.append(
-                pa.array(["stop"] * rows) if pa.types.is_string(kind) else pa.nulls(rows, kind)
-            )
+            columns.append(pa.nulls(rows, kind))
     pq.write_table(pa.table(columns, schema=schema), shard, compression="zstd")
     return folder
 
 
-def cases(program: str, folder: Path, only: str | None) -> Iterator[tuple[str, int, list[str]]]:
-    """Each case's name, the size of its file, and its command."""
+PROMPTS: dict[str, Callable[[], bytes]] = {
+    "a text of 1 MB in 100,000 rows.parquet": lambda: written(
+        pa.table({"problem": repeated("x" * 10**6, 100_000)})
+    ),
+    "16,000,000 empty lists.json": lambda: b"[" + b"[]," * 16_000_000 + b"1]",
+}
+TRACES = {"1,000 rows × 100,000 ids": 1000, "150 rows × 100,000 ids, within": 150}
+
+
+def cases(program: str, folder: Path, only: str) -> Iterator[tuple[str, int, list[str]]]:
+    """Each case's name, the size of its file, and its command; the file exists until the next."""
+    out = ["-o", str(folder / "out")]
     for name, make in DUMPS.items():
-        if only is None or only in f"import: {name}":
+        if only in f"import: {name}":
             path = folder / name
             path.write_bytes(make())
-            yield (
-                f"import: {name}",
-                path.stat().st_size,
-                [program, "import", str(path), "-o", str(folder / "out")],
-            )
+            yield f"import: {name}", path.stat().st_size, [program, "import", str(path), *out]
             path.unlink()
-    texts = written(pa.table({"problem": repeated("x" * 10**6, 100_000)}))
-    empty = b"[" + b"[]," * 16_000_000 + b"1]"
-    prompts = {
-        "a text of 1 MB in 100,000 rows.parquet": texts,
-        "16,000,000 empty lists.json": empty,
-    }
-    for name, content in prompts.items():
-        if only is None or only in f"prompts: {name}":
+    for name, make in PROMPTS.items():
+        if only in f"prompts: {name}":
             path = folder / f"prompts.{name.rsplit('.')[-1]}"
-            path.write_bytes(content)
-            out = ["--engine", "hf", "-o", str(folder / "out")]
-            yield f"prompts: {name}", len(content), [program, "probe", "--prompts", str(path), *out]
-    for name, rows, length in (
-        ("1,000 rows × 100,000 ids", 1000, _LONG),
-        ("150 rows × 100,000 ids, within", 150, _LONG),
-    ):
-        if only is None or only in f"trace: {name}":
-            trace = trace_of(written(responses(rows, length)), folder / "trace")
+            path.write_bytes(make())
+            flags = ["--prompts", str(path), "--engine", "hf", *out]
+            yield f"prompts: {name}", path.stat().st_size, [program, "probe", *flags]
+    for name, rows in TRACES.items():
+        if only in f"trace: {name}":
+            trace = trace_of(written(responses(rows, _LONG)), folder / "trace")
             size = min(trace.glob("shard-*.parquet")).stat().st_size
-            yield (
-                f"report: {name}",
-                size,
-                [program, "report", str(trace), "-o", str(folder / "out")],
-            )
+            yield f"report: {name}", size, [program, "report", str(trace), *out]
             shutil.rmtree(trace)
 
 
@@ -208,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--program", default=str(Path(sys.executable).with_name("mismatch-cli")))
     options = parser.parse_args()
     print(f"{'':<58}{'file':>12}{'code':>6}{'seconds':>9}{'peak MB':>9}{'1 GiB + 20 ×':>14}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Container, Iterator
+import os
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,15 +30,21 @@ def phase(command: str, folder: Path, said: str) -> str:
         return "exit"
     if "Measuring" in said or "Drawing" in said:
         return "report"
-    if command == "train":
-        if last.startswith(("step", "Accuracy", "Wrote", "Stopp")):
-            return "model" if last.startswith("Wrote") else "steps"
-        return "start-up" if not last else "loading"
+    if not last:
+        return "start-up"
+    return _phase_of_train(last) if command == "train" else _phase_of_probe(last, folder)
+
+
+def _phase_of_train(last: str) -> str:
+    if last.startswith("Wrote"):
+        return "model"
+    return "steps" if last.startswith(("step", "Accuracy", "Stopp")) else "loading"
+
+
+def _phase_of_probe(last: str, folder: Path) -> str:
     if last.startswith("Scoring") or "into the trainer" in last:
         return "scoring"
-    if (folder / "trace" / "manifest.json").is_file() and last:
-        return "sampling"
-    return "loading" if last else "start-up"
+    return "sampling" if (folder / "trace" / "manifest.json").is_file() else "loading"
 
 
 def half_files(folder: Path) -> list[str]:
@@ -56,15 +63,15 @@ def _damaged(folder: Path) -> Iterator[tuple[Path, str]]:
     }
     for pattern, check in checks.items():
         for path in folder.rglob(pattern):
-            if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            is_hidden = "/." in f"/{path.relative_to(folder)}"
+            if not is_hidden:
                 try:
                     check(path)
                 except Exception as error:
                     yield path, repr(error)[:200]
     for model in folder.glob("model"):
-        missing = {"config.json", "model.safetensors", "tokenizer.json"} - {
-            path.name for path in model.iterdir()
-        }
+        needed = {"config.json", "model.safetensors", "tokenizer.json"}
+        missing = needed.difference(os.listdir(model))
         if missing:
             yield model, f"lacks {sorted(missing)}"
 
@@ -85,30 +92,26 @@ def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
     """Exit codes of `report` and `diagnose` on a folder, with or without figures, and what is
     wrong.
     """
-    found: dict[str, Any] = {"wrong": []}
+    outcome: dict[str, Any] = {"wrong": []}
     for command in ("report", "diagnose"):
         out, err = io.StringIO(), io.StringIO()
-        figures = (
-            contextlib.nullcontext()
-            if draw
-            else mock.patch("mismatch_cli.report.figures.plots_for", _none)
-        )
-        with figures, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli(
-                [command, str(folder), "--quiet", "--force", "--output", str(scratch / command)]
-            )
+        flags = ["--quiet", "--force", "--output", str(scratch / command)]
+        # Figures cost more than the rest of a report
+        with contextlib.ExitStack() as stack:
+            if not draw:
+                stack.enter_context(mock.patch("mismatch_cli.report.figures.plots_for", _none))
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(err))
+            code = cli([command, str(folder), *flags])
         said = " ".join(err.getvalue().split())
-        found[command] = code
-        if (
-            code not in (0, 1)
-            or "Traceback" in said
-            or "bug" in said
-            or (code == 1 and err.getvalue().count("\n") != 1)
-        ):
-            found["wrong"].append(f"{command}: {code}: {said[-300:]}")
+        outcome[command] = code
+        is_one_line = err.getvalue().count("\n") == 1
+        is_clean = code == 0 or (code == 1 and is_one_line)
+        if not is_clean or "Traceback" in said or "bug" in said:
+            outcome["wrong"].append(f"{command}: {code}: {said[-300:]}")
         if code == 1:
-            found[f"{command}_said"] = said.replace(str(folder), "RUN")
-    return found
+            outcome[f"{command}_said"] = said.replace(str(folder), "RUN")
+    return outcome
 
 
 def _none(_: Any) -> Iterator[Any]:
@@ -117,20 +120,24 @@ def _none(_: Any) -> Iterator[Any]:
 
 def left_over(folder: Path) -> list[str]:
     """Temporary files that a finished run left behind."""
-    return sorted(
-        {str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)}
-    )
+    paths: set[Path] = set()
+    for pattern in UNFINISHED:
+        paths.update(folder.rglob(pattern))
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def differences(folder: Path, unbroken: Path, without: Container[str] = ()) -> list[str]:
     """Files in which a resumed run differs from the unbroken one, except for times and its name."""
-    names, expected = (
-        {name for name in files_of(each) if name not in without} for each in (folder, unbroken)
-    )
-    found = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
-    return found + [
-        name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)
-    ]
+    names, expected = files_of(folder), files_of(unbroken)
+    lone, common = [], []
+    for name in sorted(names | expected):
+        if name in without:
+            continue
+        if name not in names & expected:
+            lone.append(f"{name}: only in one of them")
+        elif not _same(folder / name, unbroken / name):
+            common.append(name)
+    return lone + common
 
 
 def files_of(folder: Path) -> set[str]:
@@ -140,27 +147,26 @@ def files_of(folder: Path) -> set[str]:
 
 
 def _same(path: Path, other: Path) -> bool:
-    if path.suffix == ".jsonl":
-        return [_without_times(json.loads(line)) for line in path.read_text().splitlines()] == [
-            _without_times(json.loads(line)) for line in other.read_text().splitlines()
-        ]
-    if path.suffix == ".json":
-        return bool(
-            _without_times(json.loads(path.read_text()))
-            == _without_times(json.loads(other.read_text()))
-        )
-    if path.suffix == ".pt":
-        return _equal(
-            *(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other))
-        )
+    # A page names the folder, this figure shows times
+    if path.suffix == ".html" or path.name == "time.png":
+        return True
+    read = _READERS.get(path.suffix, Path.read_bytes)
     # A column for each number of metrics.jsonl, times among them
     if path.name == "metrics.parquet":
-        return _without_seconds(path) == _without_seconds(other)
-    if path.suffix == ".safetensors":  # whose tensors may be in any order
-        return _equal(load_file(path), load_file(other))
-    if path.suffix == ".html" or path.name == "time.png":  # they name the folder, or show times
-        return True
-    return path.read_bytes() == other.read_bytes()
+        read = _without_seconds
+    return _equal(read(path), read(other))
+
+
+def _read_json(path: Path) -> Any:
+    return _without_times(json.loads(path.read_text()))
+
+
+def _read_json_lines(path: Path) -> Any:
+    return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _read_checkpoint(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _without_seconds(path: Path) -> dict[str, Any]:
@@ -168,13 +174,22 @@ def _without_seconds(path: Path) -> dict[str, Any]:
     return {name: repr(values) for name, values in columns.items() if "seconds" not in name}
 
 
+# Tensors of a safetensors file may be in any order
+_READERS: dict[str, Callable[[Path], Any]] = {
+    ".json": _read_json,
+    ".jsonl": _read_json_lines,
+    ".pt": _read_checkpoint,
+    ".safetensors": load_file,
+}
 _VOLATILE = {"seconds", "traces", "output", "phases", "folder", "runs"}
 
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_times(item) for key, item in value.items() if key not in _VOLATILE}
-    return [_without_times(item) for item in value] if isinstance(value, list) else repr(value)
+    if isinstance(value, list):
+        return list(map(_without_times, value))
+    return repr(value)
 
 
 def _equal(one: Any, other: Any) -> bool:

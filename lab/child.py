@@ -51,9 +51,9 @@ def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
     base = _peak_mb()
     with _Watch() as workers:
         cpu, wall = _cpu(), time.monotonic()
-        found = job(trace, columns)
+        answer = job(trace, columns)
         cpu, wall = _cpu() - cpu, time.monotonic() - wall
-    digest = hashlib.sha256((found or "").encode()).hexdigest()
+    digest = hashlib.sha256((answer or "").encode()).hexdigest()
     measured = {
         "cpu": cpu,
         "wall": wall,
@@ -81,16 +81,10 @@ class _Watch(Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.2):
-            children = {
-                pid
-                for task in Path("/proc/self/task").glob("*/children")
-                for pid in _text(task).split()
-            }
-            self.peak_mb = max(
-                self.peak_mb,
-                *(_high_water(_text(Path("/proc", pid, "status"))) for pid in children),
-                0,
-            )
+            for task in Path("/proc/self/task").glob("*/children"):
+                for pid in _text(task).split():
+                    own = _high_water(_text(Path("/proc", pid, "status")))
+                    self.peak_mb = max(self.peak_mb, own)
 
     def __enter__(self) -> _Watch:
         self.start()
@@ -114,11 +108,12 @@ def _high_water(status: str) -> float:
 
 def _peak_mb() -> float:
     # Getrusage would count the parent's memory at the fork
-    if own := _high_water(_text(Path("/proc/self/status"))):
+    own = _high_water(_text(Path("/proc/self/status")))
+    if own:
         return own
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        2**20 if sys.platform == "darwin" else 1024
-    )
+    # macOS counts bytes, Linux kibibytes
+    unit = 2**20 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def environment_of(*, own: bool) -> dict[str, str]:
@@ -137,37 +132,35 @@ def measure(
     threads = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1"
     )
-    command = [
-        sys.executable,
-        script,
-        "--job",
-        name,
-        "--folder",
-        str(folder),
-        "--columns",
-        ",".join(columns),
-    ]
+    flags = ["--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
     environment = environment_of(own=name != "decode") | threads
-    runs = [
-        json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
-        for _ in range(repeats)
-    ]
-    return min(runs, key=lambda run: run["cpu"])
+    runs = []
+    for _ in range(repeats):
+        child = subprocess.run(
+            [sys.executable, script, *flags], env=environment, check=True, capture_output=True
+        )
+        runs.append(json.loads(child.stdout))
+    return min(runs, key=_cpu_of)
+
+
+def _cpu_of(run: dict[str, Any]) -> float:
+    seconds: float = run["cpu"]
+    return seconds
 
 
 def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> Iterator[str]:
     """A line per job, next to decoding the same columns, run alternately: the best of each."""
     yield f"{'job':<28}{'CPU s / Mtok':>14}{'decode':>10}{'ratio':>8}{'target':>8}{'peak MB':>10}{'at start':>10}"
     for name, label, columns, target in plan:
-        turns = [
-            [measure(script, of, folder, columns, 1) for of in ("decode", name)]
-            for _ in range(repeats)
-        ]
-        floor, job = (min(runs, key=lambda run: run["cpu"]) for runs in zip(*turns, strict=True))
-        per_million = [run["cpu"] / tokens * 1e6 for run in (job, floor)]
+        floors, jobs = [], []
+        for _ in range(repeats):
+            floors.append(measure(script, "decode", folder, columns, 1))
+            jobs.append(measure(script, name, folder, columns, 1))
+        floor, job = min(floors, key=_cpu_of), min(jobs, key=_cpu_of)
+        limit = "" if target is None else f"≤ {target:g}"
         yield (
-            f"{label:<28}{per_million[0]:>14.3f}{per_million[1]:>10.3f}{job['cpu'] / floor['cpu']:>8.1f}"
-            f"{'' if target is None else f'≤ {target:g}':>8}{job['peak_mb']:>10.0f}{job['base_mb']:>10.0f}"
+            f"{label:<28}{job['cpu'] / tokens * 1e6:>14.3f}{floor['cpu'] / tokens * 1e6:>10.3f}"
+            f"{job['cpu'] / floor['cpu']:>8.1f}{limit:>8}{job['peak_mb']:>10.0f}{job['base_mb']:>10.0f}"
         )
 
 

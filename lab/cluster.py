@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.traces import generate
 
@@ -64,32 +64,51 @@ def measured(
     from mismatch_cli.trace.reader import Trace
 
     if portion is not None:
+        # Small portions give a short trace many tasks, of which some are lost
         portions.PORTION_BYTES = portion
     if who == "ray":
         import ray
 
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    done, largest, killed = threading.Event(), [0], [0]
-    watching = threading.Thread(target=watch, args=(done, largest, killed, kills))
-    watching.start()
+    watched = Watched(kills)
+    watched.start()
     began = time.perf_counter()
-    found = json.dumps(analyse_mismatch([Trace.open(folder)], workers=Workers(who)).to_json())
+    result = json.dumps(analyse_mismatch([Trace.open(folder)], workers=Workers(who)).to_json())
     seconds = time.perf_counter() - began
-    done.set()
-    watching.join()
+    watched.done.set()
+    watched.join()
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer.send((found, seconds, own, largest[0] / 1024, killed[0]))
+    answer.send(Measured(result, seconds, own, watched.largest / 1024, watched.killed))
 
 
-def watch(done: threading.Event, largest: list[int], killed: list[int], kills: int) -> None:
+class Measured(NamedTuple):
+    """The JSON of `report`, its seconds, the peak MB here and of a worker, and workers killed."""
+
+    result: str
+    seconds: float
+    own_mb: float
+    worker_mb: float
+    killed: int
+
+
+class Watched(threading.Thread):
     """The largest resident memory of a reading process, KiB; now and then one of them is killed."""
-    rng, last = random.Random(0), time.monotonic()
-    while not done.wait(0.05):
-        reading = list(workers())
-        largest[0] = max([largest[0], *(resident(pid) for pid in reading)])
-        if killed[0] < kills and reading and time.monotonic() - last > 0.7:
-            os.kill(rng.choice(reading), signal.SIGKILL)
-            killed[0], last = killed[0] + 1, time.monotonic()
+
+    def __init__(self, kills: int) -> None:
+        super().__init__()
+        self.done = threading.Event()
+        self.largest = self.killed = 0
+        self._kills = kills
+
+    def run(self) -> None:
+        rng, last = random.Random(0), time.monotonic()
+        while not self.done.wait(0.05):
+            reading = list(workers())
+            self.largest = max([self.largest, *map(resident, reading)])
+            if self.killed < self._kills and reading and time.monotonic() - last > 0.7:
+                os.kill(rng.choice(reading), signal.SIGKILL)
+                self.killed += 1
+                last = time.monotonic()
 
 
 def workers() -> Iterator[int]:
@@ -101,9 +120,8 @@ def workers() -> Iterator[int]:
             line = path.read_bytes()
         except OSError:
             continue
-        if line.startswith(b"ray::_") or (
-            b"spawn_main" in line and parent(path.parent) == os.getpid()
-        ):
+        is_child = b"spawn_main" in line and parent(path.parent) == os.getpid()
+        if is_child or line.startswith(b"ray::_"):
             yield int(path.parent.name)
 
 
@@ -119,37 +137,46 @@ def resident(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
+    for line in lines:
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
 
 
 def apart(
     folder: Path, who: int | str, address: str, portion: int | None = None, kills: int = 0
-) -> Any:
+) -> Measured:
     context = get_context("spawn")
     received, answer = context.Pipe(duplex=False)
     process = context.Process(target=measured, args=(folder, who, address, portion, kills, answer))
     process.start()
-    answer.close()  # otherwise a death would go unnoticed
-    found = received.recv()
+    # Otherwise a death would go unnoticed
+    answer.close()
+    result: Measured = received.recv()
     process.join()
-    return found
+    return result
 
 
 def race(folder: Path, address: str, tokens: int) -> float:
     """The seconds of the cluster as a multiple of those of two processes."""
     ways: tuple[int | str, ...] = (1, 2, "ray")
-    rounds = [{who: apart(folder, who, address) for who in ways} for _ in range(_ROUNDS)]
-    assert len({found[0] for one_round in rounds for found in one_round.values()}) == 1
-    for who in ways:
-        seconds = [one_round[who][1] for one_round in rounds]
-        own, worker = (max(one_round[who][at] for one_round in rounds) for at in (2, 3))
+    runs: dict[int | str, list[Measured]] = {who: [] for who in ways}
+    for _ in range(_ROUNDS):
+        for who in ways:
+            runs[who].append(apart(folder, who, address))
+    expected = runs[1][0].result
+    for who, own_runs in runs.items():
+        assert all(run.result == expected for run in own_runs)
+        seconds = [run.seconds for run in own_runs]
+        own, worker = max(run.own_mb for run in own_runs), max(run.worker_mb for run in own_runs)
         typical, spread = statistics.median(seconds), f"({min(seconds):.2f}–{max(seconds):.2f})"
         memory = f"{own:.0f} MB here, {worker:.0f} MB in a worker"
         print(
             f"--workers {who}: {typical:.2f} s {spread}, {typical / tokens:.3f} s per million "
             f"tokens; {memory}"
         )
-    return statistics.median(one_round["ray"][1] / one_round[2][1] for one_round in rounds)
+    pairs = zip(runs["ray"], runs[2], strict=True)
+    return statistics.median(shared.seconds / two.seconds for shared, two in pairs)
 
 
 def main() -> None:
@@ -167,12 +194,10 @@ def main() -> None:
         generate(trace, options.tokens * 10**6, top_k=0, updates=1.0, workers=2)
         ratio = race(trace, address, options.tokens)
         print(f"the cluster takes {ratio:.2f} times the seconds of two processes")
-        expected = apart(trace, 1, address, portion=2**20)[0]
-        found, seconds, _, _, killed = apart(
-            trace, "ray", address, portion=2**20, kills=options.kills
-        )
-        assert found == expected, "lost workers changed the answer"
-        print(f"{killed} workers killed while it read: the same bits, {seconds:.1f} s")
+        expected = apart(trace, 1, address, portion=2**20).result
+        run = apart(trace, "ray", address, portion=2**20, kills=options.kills)
+        assert run.result == expected, "lost workers changed the answer"
+        print(f"{run.killed} workers killed while it read: the same bits, {run.seconds:.1f} s")
         small(Path(folder) / "small", options.shards, address, None)
         small(Path(folder) / "tasks", options.tasks, address, 1)
     if options.check and ratio > _TARGET:
@@ -183,16 +208,17 @@ def small(folder: Path, shards: int, address: str, portion: int | None) -> None:
     """Many files of 512 tokens, read in portions as usual, or with a task each."""
     if not folder.exists():
         generate(folder, shards * 512, top_k=0, updates=1.0, workers=2, shard_tokens=512)
-    alone, found = (apart(folder, who, address, portion=portion) for who in (1, "ray"))
-    assert found[0] == alone[0]
+    alone = apart(folder, 1, address, portion=portion)
+    shared = apart(folder, "ray", address, portion=portion)
+    assert shared.result == alone.result
     tasks = "a task each" if portion else "in portions"
     print(
-        f"{shards:,} small shards, {tasks}: {found[1]:.0f} s on the cluster, {alone[1]:.0f} s in "
-        "one process"
+        f"{shards:,} small shards, {tasks}: {shared.seconds:.0f} s on the cluster, "
+        f"{alone.seconds:.0f} s in one process"
     )
     print(
-        f"memory: {found[2]:.0f} MB here against {alone[2]:.0f} in one process, {found[3]:.0f} "
-        "MB in a worker"
+        f"memory: {shared.own_mb:.0f} MB here against {alone.own_mb:.0f} in one process, "
+        f"{shared.worker_mb:.0f} MB in a worker"
     )
 
 

@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,26 @@ PROMPTS = 32  # per trial, with all their samples
 
 
 def main() -> None:
+    options = command_line().parse_args()
+    faults = [fault for fault in FAULTS if options.only in fault.name]
+    variants = set().union(*(fault.variants for fault in faults))
+    pools = {}
+    for name in options.pools:
+        used = variants if name in BROKEN_POOLS else ()
+        pools[name] = load_pool(options.folder, name, POOLS[name], used)
+    rows: list[dict[str, Any]] = []
+    if not options.only:
+        rows += healthy_rows(pools, options.healthy // (2 * len(pools)))
+    broken_pools = {name: pool for name, pool in pools.items() if name in BROKEN_POOLS}
+    rows += fault_rows(faults, broken_pools, options.trials)
+    if options.only in "top-p":
+        for top_p in TOP_P:
+            rows.append(top_p_row(options.folder, top_p, options.trials))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where pools are recorded and kept"
@@ -71,44 +91,38 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--pools", nargs="*", default=list(POOLS), choices=POOLS, help="these")
     parser.add_argument("--json", type=Path, help="also write the counts here")
-    options = parser.parse_args()
-    faults = [fault for fault in FAULTS if options.only in fault.name]
-    variants = {name for fault in faults for name in fault.variants}
-    pools = {}
-    for name in options.pools:
-        used = variants if name in BROKEN_POOLS else ()
-        pools[name] = load_pool(options.folder, name, POOLS[name], used)
-    rows: list[dict[str, Any]] = []
-    if not options.only:
-        print(
-            "| healthy | setting | false causes | unexplained | of | named |\n"
-            "|---|---|---|---|---|---|",
-            flush=True,
-        )
-        share = options.healthy // (2 * len(pools))
-        rows += [
-            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in pools
-        ]
+    return parser
+
+
+def healthy_rows(pools: dict[str, Pool], trials: int) -> Iterator[dict[str, Any]]:
+    """The table of false alarms: every pool, in whole trials and in tiny ones."""
+    print(
+        "| healthy | setting | false causes | unexplained | of | named |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for tiny in (False, True):
+        for name, pool in pools.items():
+            yield healthy_row(name, pool, trials, tiny)
+
+
+def fault_rows(
+    faults: Sequence[Fault], pools: dict[str, Pool], trials: int
+) -> Iterator[dict[str, Any]]:
+    """The table of faults; stale weights a second time, without the earlier checkpoint."""
     head = (
         "| fault | first cause | severity | right | of | instead, or in the set | others beside "
         "| which |"
     )
     print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
-    broken_pools = {name: pool for name, pool in pools.items() if name in BROKEN_POOLS}
     for fault in faults:
-        trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
-        rows += [fault_row(fault, severity, broken_pools, trials) for severity in fault.severities]
+        number = min(trials, TRIALS_AT_HAND) if fault.at_hand else trials
+        for severity in fault.severities:
+            yield fault_row(fault, severity, pools, number)
     for fault in faults:
         if fault.check == "stale-weights":
             alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
-            rows += [
-                fault_row(alone, severity, broken_pools, options.trials, earlier=False)
-                for severity in fault.severities
-            ]
-    if options.only in "top-p":
-        rows += [top_p_row(options.folder, top_p, options.trials) for top_p in TOP_P]
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+            for severity in fault.severities:
+                yield fault_row(alone, severity, pools, trials, earlier=False)
 
 
 def load_pool(folder: Path, name: str, flags: str, variants: Iterable[str]) -> Pool:
@@ -171,7 +185,8 @@ class Tally:
         self.named[answer] += 1
         self.cells[cell][answer] += 1
         right = {check, *true, *ALIKE.get(check, ()), *FOLLOWS.get(check, ())}
-        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - right
+        causes = {finding.check for finding in diagnosis.found}
+        false = [cause for cause in causes - right if module(cause).STAGE < FLOOR_STAGE]
         self.beside.update(false)
         self.beside["any"] += bool(false)
 
@@ -184,16 +199,16 @@ def _answer(diagnosis: Findings, check: str) -> str:
     names = {check, *ALIKE.get(check, ())}
     if diagnosis.first_cause is not None:
         return check if diagnosis.first_cause.check in names else diagnosis.first_cause.check
-    if UNEXPLAINED not in [fault.check for fault in diagnosis.faults]:
+    if all(fault.check != UNEXPLAINED for fault in diagnosis.faults):
         return "nothing"
-    return IN_THE_SET if names & {suspect.check for suspect in diagnosis.suspects} else UNEXPLAINED
+    is_in_the_set = any(suspect.check in names for suspect in diagnosis.suspects)
+    return IN_THE_SET if is_in_the_set else UNEXPLAINED
 
 
-def sampled_alone(pool: Pool) -> Pool:
-    """Like many dumps: only the log-probabilities of the sampled tokens."""
+def sampled_alone(pool: Pool) -> None:
+    """Leave only the log-probabilities of the sampled tokens, like many dumps."""
     pool.ranks.clear()
     pool.tokens.pop("entropy_trainer", None)
-    return pool
 
 
 def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
@@ -202,21 +217,19 @@ def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any
     """
     rng, tally = np.random.default_rng(1), Tally()
     for trial in range(trials):
-        index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
-        healthy = pool.take(index_S[:: rng.integers(1, 5)] if tiny else index_S)
+        prompts = int(rng.integers(5, 21)) if tiny else PROMPTS
+        index_S = draw(pool, rng, prompts)
+        if tiny:
+            index_S = index_S[:: rng.integers(1, 5)]
+        healthy = pool.take(index_S)
         in_steps(healthy, rng)
+        cell = "top-K"
         if trial % 2:
+            cell = "plain"
             sampled_alone(healthy)
-        tally.add(
-            "nothing",
-            judged(healthy, pool.sampling),
-            "plain" if trial % 2 else "top-K",
-            TRUE_OF.get(name, ()),
-        )
-    wrong, unexplained = (
-        tally.beside.pop("any", 0),
-        tally.named[UNEXPLAINED] + tally.named[IN_THE_SET],
-    )
+        tally.add("nothing", judged(healthy, pool.sampling), cell, TRUE_OF.get(name, ()))
+    wrong = tally.beside.pop("any", 0)
+    unexplained = tally.named[UNEXPLAINED] + tally.named[IN_THE_SET]
     size = "tiny" if tiny else "whole"
     print(
         f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |",
@@ -239,20 +252,18 @@ def fault_row(
     """
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
+        # Every pool in turn, with the top-K columns in one round and without them in the next
         name, plain = list(pools)[trial % len(pools)], bool(trial // len(pools) % 2)
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K and not fault.top_k:
             sampled_alone(broken)
-        asked = earlier and fault.check == "stale-weights"
-        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
+        earlier_T = None
+        if earlier and fault.check == "stale-weights":
+            earlier_T = pools[name].take(index_S).tokens["logp_trainer"]
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
-        tally.add(
-            fault.check,
-            diagnosis,
-            f"{name}, {'plain' if plain else 'top-K'}",
-            TRUE_OF.get(name, ()),
-        )
+        cell = f"{name}, plain" if plain else f"{name}, top-K"
+        tally.add(fault.check, diagnosis, cell, TRUE_OF.get(name, ()))
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 
 
@@ -265,9 +276,11 @@ def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
     pool.use("temperature1")
     rng, tally = np.random.default_rng(3), Tally()
     for trial in range(trials):
-        drawn = pool.take(draw(pool, rng))
-        diagnosis = judged(sampled_alone(drawn) if trial % 2 else drawn, {})
-        tally.add("truncated-support", diagnosis, "plain" if trial % 2 else "top-K")
+        drawn, cell = pool.take(draw(pool, rng)), "top-K"
+        if trial % 2:
+            cell = "plain"
+            sampled_alone(drawn)
+        tally.add("truncated-support", judged(drawn, {}), cell)
     return _row("top-p in the engine only", "truncated-support", f"top_p {top_p:g}", tally)
 
 
@@ -279,15 +292,13 @@ def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
         f"{beside} | {_counts(tally.beside)} |",
         flush=True,
     )
-    row = {
+    return {
         "fault": name,
         "check": check,
         "severity": severity,
         "right": right,
         "of": tally.trials,
         "named": others,
-    }
-    return row | {
         "beside": beside,
         "false": dict(tally.beside),
         "right_in": {

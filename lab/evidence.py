@@ -156,7 +156,9 @@ def main() -> None:
         return
     if options.folder is None:
         parser.error("name a --folder for the runs")
-    runs = [run for part in options.only for run in design(part, options.seeds)]
+    runs: list[Run] = []
+    for part in options.only:
+        runs += design(part, options.seeds)
     for line in {"cost": _costs, "run": _all}[options.what](runs, options.folder):
         print(line, flush=True)
 
@@ -214,15 +216,18 @@ def _train(run: Run, folder: Path, *flags: str) -> float:
 
 def _keep(folder: Path, name: str) -> list[dict[str, Any]]:
     """Copy what the page needs; the folder appears when it is complete."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [_rounded(json.loads(line)) for line in lines]
     settings = (folder / "config.toml").read_text(encoding="utf-8")
     begun = KEPT / f".{name}"
     begun.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-    (begun / "metrics.jsonl").write_text(text, encoding="utf-8")
+    records = []
+    with (begun / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            record = _rounded(json.loads(line))
+            records.append(record)
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
     inside = settings.replace(f"{ROOT}/", "")
     (begun / "config.toml").write_text(inside, encoding="utf-8")
+    # A rename is atomic, so a folder of this name is complete
     begun.rename(KEPT / name)
     return records
 

@@ -71,14 +71,13 @@ class Evidence:
         for part in _TITLES:
             for run in design(part):
                 cell = Cell(part, run.updates, run.algorithm.partition(":")[0])
-                self._folders.setdefault(cell, []).append(folder / run.name)
-        self._runs = {
-            cell: read_runs([path for path in of if path.is_dir()])
-            for cell, of in self._folders.items()
-        }
+                folders = self._folders.setdefault(cell, [])
+                if (folder / run.name).is_dir():
+                    folders.append(folder / run.name)
+        self._runs = {cell: read_runs(paths) for cell, paths in self._folders.items()}
 
     def cells(self, part: str) -> list[Cell]:
-        """Those of a part that have runs, the fewest updates first."""
+        """The cells of a part that have runs, the fewest updates first."""
         own = [cell for cell, runs in self._runs.items() if cell.part == part and runs]
         return sorted(own, key=lambda cell: cell.updates)
 
@@ -91,8 +90,11 @@ class Evidence:
         number, runs = len(self.runs(own)), [*self.runs(own), *self.runs(rival)]
         if not 0 < number < len(runs):
             return Estimate(None)
-        values = [(run.seed, measure(run)) for run in CommonSteps(runs).restricted]
-        pairs = [(seed, value) for seed, value in values if value is not None]
+        pairs = []
+        for run in CommonSteps(runs).restricted:
+            value = measure(run)
+            if value is not None:
+                pairs.append((run.seed, value))
         return difference(pairs[:number], pairs[number:]).estimate
 
     def level(self, cell: Cell, measure: Measure) -> Estimate:
@@ -102,9 +104,13 @@ class Evidence:
     def doses(self) -> list[tuple[Cell, Estimate]]:
         """The cells of GRPO that DPPO has too, with DPPO − GRPO."""
         pairs = [("tokens", 2), ("tokens", 16), ("tokens", 32), ("solutions", 16), ("real", 8)]
-        cells = [Cell(part, updates, GRPO) for part, updates in pairs]
-        ahead = [self.gap(cell._replace(algorithm=DPPO), cell, area) for cell in cells]
-        return [pair for pair in zip(cells, ahead, strict=True) if pair[1].value is not None]
+        doses = []
+        for part, updates in pairs:
+            cell = Cell(part, updates, GRPO)
+            ahead = self.gap(cell._replace(algorithm=DPPO), cell, area)
+            if ahead.value is not None:
+                doses.append((cell, ahead))
+        return doses
 
 
 def area(run: TrainingRun) -> float | None:
@@ -143,7 +149,8 @@ class Range(NamedTuple):
         if estimate.value is None:
             return "not run"
         low, high = estimate.low, estimate.high
-        if estimate.note == NO_SPREAD:  # every seed has this value
+        # Every seed has this value
+        if estimate.note == NO_SPREAD:
             low = high = estimate.value
         if low is None or high is None:
             return "one seed"
@@ -170,17 +177,16 @@ class Prediction:
 
     def row(self, evidence: Evidence) -> list[str]:
         """A row of the table of predictions."""
-        estimate = (
-            evidence.level(self.cell, self.measure)
-            if self.rival is None
-            else evidence.gap(self.cell, self.rival, self.measure)
-        )
+        if self.rival is None:
+            estimate = evidence.level(self.cell, self.measure)
+        else:
+            estimate = evidence.gap(self.cell, self.rival, self.measure)
         verdict = self.range.verdict(estimate)
         return [str(self.claim), self.about, str(self.range), _interval(estimate), verdict]
 
 
 def predictions() -> list[Prediction]:
-    """Those of the page, in its order."""
+    """The predictions of the page, in its order."""
     two, sixteen, thirty_two = (partial(Cell, "tokens", updates) for updates in (2, 16, 32))
     variant, solution = partial(Cell, "variants", 16), partial(Cell, "solutions", 16)
     stable, real = partial(Cell, "stability", 16), partial(Cell, "real", 8)
@@ -243,10 +249,8 @@ _HEAD = [
 
 def _row(evidence: Evidence, cell: Cell) -> list[str]:
     runs = evidence.runs(cell)
-    shares = [
-        _percent(evidence.level(cell, measure))
-        for measure in (_mean("blocked"), blocked_rare, _mean("bad_over_negative"))
-    ]
+    measures = (_mean("blocked"), blocked_rare, _mean("bad_over_negative"))
+    shares = [_percent(evidence.level(cell, measure)) for measure in measures]
     return [
         cell.part,
         str(cell.updates),
@@ -285,9 +289,11 @@ def draw(evidence: Evidence, folder: Path) -> None:
     """A figure for each part that has runs, and the dose."""
     mpl.use("agg")
     for part in _TITLES:
-        if cells := evidence.cells(part):
+        cells = evidence.cells(part)
+        if cells:
             _draw_curves(evidence, cells, folder / f"evidence-{part}.png")
-    if doses := evidence.doses():
+    doses = evidence.doses()
+    if doses:
         _draw_dose(evidence, doses, folder / "evidence-dose.png")
 
 
@@ -295,7 +301,8 @@ def _draw_curves(evidence: Evidence, cells: list[Cell], file: Path) -> None:
     """A panel for each number of updates: thin lines are seeds, thick ones their means."""
     import matplotlib.pyplot as plt
 
-    if cells[0].part == "variants":  # beside what they are compared with
+    # They are drawn beside what they are compared with
+    if cells[0].part == "variants":
         cells += [cell for cell in evidence.cells("tokens") if cell.updates == cells[0].updates]
     counts = sorted({cell.updates for cell in cells})
     figure, (axes,) = plt.subplots(
@@ -303,8 +310,9 @@ def _draw_curves(evidence: Evidence, cells: list[Cell], file: Path) -> None:
         layout="constrained",
     )  # fmt: skip
     for axis, updates in zip(axes, counts, strict=True):
-        for cell in (cell for cell in cells if cell.updates == updates):
-            _draw_seeds(axis, cell.algorithm, evidence.runs(cell))
+        for cell in cells:
+            if cell.updates == updates:
+                _draw_seeds(axis, cell.algorithm, evidence.runs(cell))
         axis.set(title=f"{updates} updates a rollout", xlabel="step")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("reward")

@@ -21,6 +21,10 @@ from typing import Any
 RATES = ("1e-6", "1e-5", "1e-4")
 TRAINED = {"all weights": [], "lora": ["--lora", "--lora-rank", "16", "--lora-alpha", "32"]}
 DTYPES = ("bfloat16", "float32")
+SHAPE = (
+    "--prompts-per-step 8 --samples-per-prompt 4 --max-tokens 64 --minibatches 2 --eval-every 0 "
+    "--eval-samples 1 --no-plots"
+)
 # A run checks some of its syncs; here it checks all of them.
 ALWAYS = "from mismatch_cli.train import run; run.steps_between_checks = lambda *_: 1; "
 MAIN = "from mismatch_cli.app.cli import main; main()"
@@ -42,18 +46,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    sums = [
-        {"problem": f"What is {7 + i} + {3 * i + 5}?", "answer": str(12 + 4 * i)} for i in range(16)
-    ]
-    (options.folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums))
+    with (options.folder / "sums.jsonl").open("w") as file:
+        for i in range(16):
+            row = {"problem": f"What is {7 + i} + {3 * i + 5}?", "answer": str(12 + 4 * i)}
+            file.write(f"{json.dumps(row)}\n")
     (options.folder / "reward.py").write_text(REWARD)
     for dtype, trained, rate in itertools.product(DTYPES, TRAINED, RATES):
         folder = options.folder / f"{dtype}-{trained.replace(' ', '-')}-{rate}"
-        code = (
-            0
-            if len(steps(folder)) == options.steps
-            else train(options, folder, dtype, TRAINED[trained], rate)
-        )
+        code = 0
+        if len(steps(folder)) != options.steps:
+            code = train(options, folder, dtype, TRAINED[trained], rate)
         print(
             f"{dtype} | {trained} | {rate} | exit {code} | {' | '.join(summary(steps(folder)))}",
             flush=True,
@@ -65,27 +67,12 @@ def train(
 ) -> int:
     """One run, from its beginning; its exit code."""
     shutil.rmtree(folder, ignore_errors=True)
-    settings = ["--model", options.model, "--dataset", options.folder / "sums.jsonl"]
-    settings += [
-        "--reward",
-        f"{options.folder / 'reward.py'}:last_number",
-        "--rollout-dtype",
-        dtype,
-        *adapter,
-    ]
-    settings += [
-        "--prompts-per-step",
-        8,
-        "--samples-per-prompt",
-        4,
-        "--max-tokens",
-        64,
-        "--minibatches",
-        2,
-    ]
-    settings += ["--eval-every", 0, "--eval-samples", 1, "--no-plots", "--learning-rate", rate]
-    settings += ["--steps", options.steps, "--output", folder]
-    command = [sys.executable, "-c", ALWAYS + MAIN, "train", *map(str, settings)]
+    reward = f"{options.folder / 'reward.py'}:last_number"
+    paths = ["--model", options.model, "--dataset", options.folder / "sums.jsonl"]
+    paths += ["--reward", reward, "--output", folder]
+    varied = ["--rollout-dtype", dtype, "--learning-rate", rate, "--steps", options.steps]
+    settings = [*map(str, paths), *map(str, varied), *SHAPE.split(), *adapter]
+    command = [sys.executable, "-c", ALWAYS + MAIN, "train", *settings]
     with folder.with_suffix(".log").open("w") as log:
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
 

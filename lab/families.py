@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -90,32 +91,21 @@ class Measured:
         probed = [self.or_refused(self.probe, engine) for engine in ENGINES]
         without, diagnosed = self.without(), self.diagnose()
         trained = [self.or_refused(self.train, engine) for engine in ENGINES]
-        lora = [
-            self.or_refused(self.train, engine, "lora", "--lora", "--lora-rank", "4")
-            for engine in ENGINES
-        ]
-        layers = self.or_refused(self.train, "hf", "layers", "--gradient-checkpointing")
-        ranks = (
-            self.or_refused(self.train, "hf", "ranks", "--nproc", "2") if two_ranks else "not tried"
-        )
-        return (
-            self.name,
-            self.parameters(),
-            *probed,
-            without,
-            diagnosed,
-            *trained,
-            *lora,
-            layers,
-            ranks,
-        )
+        for engine in ENGINES:
+            adapter = ("lora", "--lora", "--lora-rank", "4")
+            trained.append(self.or_refused(self.train, engine, *adapter))
+        trained.append(self.or_refused(self.train, "hf", "layers", "--gradient-checkpointing"))
+        ranks = "not tried"
+        if two_ranks:
+            ranks = self.or_refused(self.train, "hf", "ranks", "--nproc", "2")
+        return (self.name, self.parameters(), *probed, without, diagnosed, *trained, ranks)
 
     def parameters(self) -> str:
         from safetensors import safe_open
 
         with safe_open(f"{self.model}/model.safetensors", "pt") as weights:
             shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping
-        return f"{sum(_product(shape) for shape in shapes) / 1e6:.1f} M"
+        return f"{sum(map(math.prod, shapes)) / 1e6:.1f} M"
 
     def or_refused(self, command: Any, engine: str, *more: str) -> str:
         """Run in float32; if that is refused, in bfloat16, with a note of the refusal."""
@@ -159,10 +149,11 @@ class Measured:
         run = self.typed(
             f"{kind}-{engine}-{dtype}", "train", "--model", self.model, *flags.split(), *more
         )
-        lines = [
-            json.loads(line) for line in next(run.rglob("metrics.jsonl")).read_text().splitlines()
-        ]
-        syncs = [line["sync"] for line in lines if "sync" in line]
+        syncs = []
+        for line in next(run.rglob("metrics.jsonl")).read_text().splitlines():
+            record = json.loads(line)
+            if "sync" in record:
+                syncs.append(record["sync"])
         return f"{syncs.count('proven')} of {len(syncs)}"
 
     def typed(self, kind: str, *arguments: str) -> Path:
@@ -175,6 +166,7 @@ class Measured:
             log.unlink(missing_ok=True)
             process = Forked("mismatch_cli", *arguments, "--output", str(run), log=log)
             said = process.ended(within=600)
+            # Exit code 1 is a refusal in one sentence, any other is a bug
             if process.returncode not in (0, 1):
                 raise RuntimeError(said)
             if process.returncode:
@@ -186,13 +178,6 @@ class Measured:
 def gap(run: Path, metric: str) -> float:
     pairs = json.loads((run / "summary.json").read_text())["pairs"]
     return float(next(iter(pairs.values()))["metrics"][metric]["value"])
-
-
-def _product(shape: Sequence[int]) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
 
 
 if __name__ == "__main__":

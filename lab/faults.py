@@ -108,6 +108,7 @@ def widened(pool: Pool, times: float, where_T: np.ndarray) -> None:
         for name in [name for name in columns if name.endswith("logp_trainer")]:
             own = columns[name.replace("trainer", "rollout")]
             gap = times * (columns[name] - own)
+            # A token that would rise above 0 falls as far instead
             wider = np.where(own + gap > 0, own - gap, own + gap)
             columns[name][where_T] = wider[where_T]
 
@@ -147,7 +148,8 @@ def routing(pool: Pool, share: float, rng: np.random.Generator) -> None:
     flipped = np.flatnonzero((rng.random(len(logp_T)) < share) & (logp_T < -0.02))
     logit = logp_T[flipped] - np.log(-np.expm1(logp_T[flipped])) + rng.normal(0, 1.5, len(flipped))
     pool.tokens["logp_trainer"][flipped] = -np.logaddexp(0, -logit)
-    if "topk_ids" in pool.ranks:  # keep the trainer's top-K column consistent
+    # Keep the trainer's top-K column consistent
+    if "topk_ids" in pool.ranks:
         flip_T = np.isin(np.arange(len(logp_T)), flipped)
         here_TK = (pool.ranks["topk_ids"] == pool.tokens["response_ids"][:, None]) & flip_T[:, None]
         pool.ranks["topk_logp_trainer"][here_TK] = pool.tokens["logp_trainer"][here_TK.any(axis=1)]
@@ -277,9 +279,9 @@ class Fault:
     @property
     def variants(self) -> tuple[str, ...]:
         """The model variants to score for it."""
-        return tuple(
-            {_variant(self.scored_as, severity) for severity in self.severities if self.scored_as}
-        )
+        if not self.scored_as:
+            return ()
+        return tuple({_variant(self.scored_as, severity) for severity in self.severities})
 
 
 # Have no severity

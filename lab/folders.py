@@ -19,10 +19,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -58,57 +58,62 @@ def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]
         names = chance.choices(list(lines), k=2)
         target = folder / "both"
         shutil.rmtree(target, ignore_errors=True)
-        if chance.random() < 0.7:  # over an earlier run, else into a new folder
+        # Over an earlier run, else into a new folder
+        if chance.random() < 0.7:
             assert cli([*lines["import of few"], "-q", "-o", str(target)]) == 0
         first = _start(lines[names[0]], target)
         moment = chance.random()
         time.sleep(moment * alone[names[0]])
         second = _start(lines[names[1]], target)
-        ended = [
-            (*process.communicate(timeout=600), process.returncode) for process in (first, second)
-        ]
-        codes = [code for _, _, code in ended]
-        found = {
+        ended = [_end(first), _end(second)]
+        yield {
             "class": "two at once",
             "commands": names,
             "moment": round(moment, 3),
-            "codes": codes,
+            "codes": [one.code for one in ended],
+            "wrong": _wrong(target, names, ended),
         }
-        yield found | {"wrong": _wrong(target, names, ended)}
     shutil.rmtree(folder / "alone", ignore_errors=True)
 
 
+class Ended(NamedTuple):
+    """What a process printed, and its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+
+def _end(process: subprocess.Popen[str]) -> Ended:
+    return Ended(*process.communicate(timeout=600), process.returncode)
+
+
 def _lines(folder: Path) -> dict[str, list[str]]:
-    rows = [
-        row
-        for table in Trace.open(bundled("traces") / "float32").tables()
-        for row in table.to_pylist()
-    ]
-    rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
-    imports = {}
+    """The command lines by name; RUN is the folder that they share."""
+    rows = []
+    for table in Trace.open(bundled("traces") / "float32").tables():
+        for row in table.to_pylist():
+            rows.append({key: value for key, value in row.items() if value is not None})
+    lines = {}
     for name, count in _ROWS.items():
         path = folder / f"{name.replace(' ', '-')}.jsonl"
-        keyed = (rows[i % len(rows)] | {"prompt_id": i} for i in range(count))
-        path.write_text("".join(json.dumps(row) + "\n" for row in keyed))
-        imports[name] = ["import", str(path), "--force", "--json"]
-    reports = {
-        name: [name, "RUN", "-q", *more]
-        for name, more in (
-            ("report", ["--export", "jsonl"]),
-            ("diagnose", []),
-            ("clipstats", ["-a", "pg-is"]),
-        )
+        with path.open("w") as file:
+            for i in range(count):
+                file.write(json.dumps(rows[i % len(rows)] | {"prompt_id": i}) + "\n")
+        lines[name] = ["import", str(path), "--force", "--json"]
+    return lines | {
+        "probe": _PROBE.split(),
+        "rescore": ["rescore", "--noise-responses", "4", "--force"],
+        "report": ["report", "RUN", "-q", "--export", "jsonl"],
+        "diagnose": ["diagnose", "RUN", "-q"],
+        "clipstats": ["clipstats", "RUN", "-q", "-a", "pg-is"],
     }
-    return (
-        imports
-        | {"probe": _PROBE.split(), "rescore": ["rescore", "--noise-responses", "4", "--force"]}
-        | reports
-    )
 
 
 def _start(line: list[str], target: Path) -> subprocess.Popen[str]:
     words = [str(target) if word == "RUN" else word for word in line]
-    words += [] if "RUN" in line else ["-o", str(target)]
+    if "RUN" not in line:
+        words += ["-o", str(target)]
     return subprocess.Popen(
         [sys.executable, "-m", "mismatch_cli", *words],
         stdout=subprocess.PIPE,
@@ -127,19 +132,22 @@ def _alone(line: list[str], target: Path) -> float:
     return time.monotonic() - began
 
 
-def _wrong(target: Path, names: list[str], ended: list[tuple[str, str, int]]) -> list[str]:
-    wrong = []
-    for name, (_, said, code) in zip(names, ended, strict=True):
+def _wrong(target: Path, names: list[str], ended: list[Ended]) -> list[str]:
+    wrong, made, reported = [], 0, set()
+    for name, (out, said, code) in zip(names, ended, strict=True):
         if code not in (0, 1) or "Traceback" in said or "bug" in said:
             wrong.append(f"{name}: {code}: {said[-300:]}")
-    made = [i for i in (0, 1) if ended[i][2] == 0 and names[i] in (*_ROWS, "probe", "rescore")]
+        if code == 0:
+            made += name in (*_ROWS, "probe", "rescore")
+            if name in _ROWS:
+                reported.add(json.loads(out)["rows"])
+    # Two readers of a missing folder
     if not made and not (target / "trace").exists():
-        return wrong  # two readers of a missing folder
+        return wrong
     wrong += [f"left over: {name}" for name in left_over(target)] + half_files(target)
     trace = Trace.open(target)
-    told = {json.loads(ended[i][0])["rows"] for i in made if names[i] in _ROWS}
-    if told and len(made) == len(told) and trace.num_responses not in told:
-        wrong.append(f"{trace.num_responses} responses found, {told} reported")
+    if reported and made == len(reported) and trace.num_responses not in reported:
+        wrong.append(f"{trace.num_responses} responses found, {reported} reported")
     if trace.completeness.partial:
         wrong.append(f"partial: {trace.completeness.reasons}")
     return wrong
@@ -151,15 +159,13 @@ def of_the_user(folder: Path) -> Iterator[dict[str, Any]]:
     """
     for name, text in OF_THE_USER.items():
         for command, line in (WRITERS | REPORTERS).items():
-            for force in ([], ["--force"]) if command != "train" else ([], ["--resume"]):
+            over = "--resume" if command == "train" else "--force"
+            for flags in ([], [over]):
                 target = folder / "foreign"
                 shutil.rmtree(target, ignore_errors=True)
                 write_files(target, {name: text})
-                yield _held_to(
-                    ["foreign file", command, name],
-                    [*line, "-q", "-o", str(target), *force],
-                    target,
-                )
+                words = [*line, "-q", "-o", str(target), *flags]
+                yield _held_to(["foreign file", command, name], words, target)
 
 
 def links(folder: Path) -> Iterator[dict[str, Any]]:
@@ -170,18 +176,20 @@ def links(folder: Path) -> Iterator[dict[str, Any]]:
         *_TRAINS,
     ]
     for name in LINKS:
-        for hard in (False, True) if "." in name else (False,):
+        # A name with a dot is a file; folders have no hard links
+        kinds: dict[str, Callable[[Path, Path], None]] = {"link": os.symlink}
+        if "." in name:
+            kinds["hard link"] = os.link
+        for kind, link in kinds.items():
             for line in lines:
                 target, elsewhere = folder / "linked", folder / "elsewhere"
                 for path in (target, elsewhere):
                     shutil.rmtree(path, ignore_errors=True)
                 write_files(elsewhere, {"precious": "precious"})
                 (target / name).parent.mkdir(parents=True)
-                (os.link if hard else os.symlink)(
-                    elsewhere / "precious" if "." in name else elsewhere, target / name
-                )
-                what = ["hard link" if hard else "link", line[0], name]
-                yield _held_to(what, [*line, "-q", "-o", str(target)], elsewhere)
+                link(elsewhere / "precious" if "." in name else elsewhere, target / name)
+                words = [*line, "-q", "-o", str(target)]
+                yield _held_to([kind, line[0], name], words, elsewhere)
 
 
 def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
@@ -198,17 +206,18 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
     for kind, model in models.items():
         for command, line in commands(str(model)).items():
             if kind == "pickle" and command == "import":
-                continue  # it only needs the tokenizer, which is sound
+                # It only needs the tokenizer, which is sound
+                continue
             target = folder / "run"
             shutil.rmtree(target, ignore_errors=True)
+            words = [*line, "-q", "-o", str(target)]
             with mock.patch.object(sys, "stdin", io.StringIO("y\n" * 20)):
-                found = _held_to(
-                    [kind, command], [*line, "-q", "-o", str(target)], folder / "nothing"
-                )
-            executed = ["it was executed"] * proof.exists() + ["it was loaded"] * (
-                found["codes"] == [0]
-            )
-            yield found | {"wrong": found["wrong"] + executed}
+                case = _held_to([kind, command], words, folder / "nothing")
+            if proof.exists():
+                case["wrong"].append("it was executed")
+            if case["codes"] == [0]:
+                case["wrong"].append("it was loaded")
+            yield case
             proof.unlink(missing_ok=True)
 
 
@@ -224,23 +233,26 @@ def _held_to(what: list[str], line: list[str], untouched: Path) -> dict[str, Any
     return {"class": what[0], "commands": what[1:], "codes": [code], "wrong": wrong}
 
 
-def counted(found: list[dict[str, Any]]) -> str:
+def counted(all_cases: list[dict[str, Any]]) -> str:
     """Cases and outcomes by class, and everything wrong."""
+    codes: dict[str, Counter[str]] = defaultdict(Counter)
+    wrong: Counter[str] = Counter()
+    mistakes = []
+    for case in all_cases:
+        codes[case["class"]]["+".join(map(str, case["codes"]))] += 1
+        if case["wrong"]:
+            wrong[case["class"]] += 1
+            mistakes.append(f"  WRONG {case}")
     out = []
-    for name in dict.fromkeys(case["class"] for case in found):
-        cases = [case for case in found if case["class"] == name]
-        codes = Counter("+".join(map(str, case["codes"])) for case in cases)
-        ended = ", ".join(f"{code}: {count}" for code, count in codes.most_common())
-        out.append(
-            f"{name}: {len(cases)} cases, {sum(bool(case['wrong']) for case in cases)} wrong; "
-            f"exit codes {ended}"
-        )
-    return "\n".join(out + [f"  WRONG {case}" for case in found if case["wrong"]])
+    for name, counts in codes.items():
+        ended = ", ".join(f"{code}: {count}" for code, count in counts.most_common())
+        out.append(f"{name}: {counts.total()} cases, {wrong[name]} wrong; exit codes {ended}")
+    return "\n".join(out + mistakes)
 
 
 def all_classes(folder: Path, rounds: int, seed: int) -> str:
     """Run every class, with blank pictures, and print findings as they come."""
-    found = []
+    all_cases = []
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
         for cases in (
@@ -250,7 +262,7 @@ def all_classes(folder: Path, rounds: int, seed: int) -> str:
             hostile_models(folder),
         ):
             for case in cases:
-                found.append(case)
+                all_cases.append(case)
                 if case["wrong"] or case["class"] == "two at once":
                     print(json.dumps(case), flush=True)
-    return counted(found)
+    return counted(all_cases)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def only_free(folder: Path, size: int) -> Iterator[None]:
     ballast = folder / "ballast"
     free = os.statvfs(folder)
     with open(ballast, "wb") as file:
+        # A sparse file would take no space
         os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - size))
     try:
         yield
@@ -110,26 +112,26 @@ def try_share(
     case: Case, mounted: Path, whole: Path, size: int, *, over: bool
 ) -> tuple[str, list[str]]:
     """Run out of disk space, free it, and resume: what was said, and what is wrong."""
-    folder, more = mounted / "run", [case.over] * over
+    folder, flags = mounted / "run", []
     if over:
+        flags.append(case.over)
         shutil.copytree(whole, folder)
     with only_free(mounted, size):
-        code, said = call(case, folder, *more)
-        wrong = [f"half a file: {name}" for name in half_files(folder)]
-        wrong += [f"left over: {name}" for name in left_over(folder) if "distributions" not in name]
+        code, said = call(case, folder, *flags)
+        wrong = _broken(folder)
         if over and code:
-            wrong += [f"gone from the earlier result: {name}" for name in _missing(folder, whole)]
+            wrong += _missing(folder, whole)
+    # It needed less than estimated
     if code == 0:
         shutil.rmtree(folder)
-        return "", []  # it needed less than estimated
-    lines = said.splitlines()
-    if code != 1 or len(lines) != 1 or str(folder) not in said or "free some space" not in said:
+        return "", []
+    if code != 1 or not _is_helpful(said, folder):
         wrong.append(f"exit code {code}: {said[-400:]}")
-    resumable = case.resumes and (
-        (folder / "trace/manifest.json").is_file() or "train" in case.line[:5]
-    )
-    again = ["--resume"] if resumable and not over else [case.over] if case.over else []
-    code, error = call(case, folder, *again)
+    if case.over:
+        flags = [case.over]
+    if not over and _can_resume(case, folder):
+        flags = ["--resume"]
+    code, error = call(case, folder, *flags)
     if code:
         wrong.append(f"with room again: exit code {code}: {error[-400:]}")
     else:
@@ -138,9 +140,32 @@ def try_share(
     return said, wrong
 
 
+def _is_helpful(said: str, folder: Path) -> bool:
+    """One line that names the place and what to do."""
+    is_one_line = len(said.splitlines()) == 1
+    return is_one_line and str(folder) in said and "free some space" in said
+
+
+def _broken(folder: Path) -> list[str]:
+    wrong = [f"half a file: {name}" for name in half_files(folder)]
+    return wrong + [
+        f"left over: {name}" for name in left_over(folder) if "distributions" not in name
+    ]
+
+
+def _can_resume(case: Case, folder: Path) -> bool:
+    """`train` resumes from its settings, the others need the manifest of a trace."""
+    is_begun = case.line.startswith("train") or (folder / "trace/manifest.json").is_file()
+    return case.resumes and is_begun
+
+
 def _missing(folder: Path, whole: Path) -> list[str]:
-    names = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
-    return sorted(name for name in names if not (folder / name).is_file())
+    missing = []
+    for path in sorted(whole.rglob("*")):
+        name = path.relative_to(whole)
+        if path.is_file() and not (folder / name).is_file():
+            missing.append(f"gone from the earlier result: {name}")
+    return missing
 
 
 def main() -> None:
@@ -152,29 +177,34 @@ def main() -> None:
     options = parser.parse_args()
     failed = 0
     for name, case in CASES.items():
-        if options.only not in (None, name):
-            continue
-        with disk() as mounted, tempfile.TemporaryDirectory() as elsewhere:
-            code, said = call(case, mounted / "run")
-            assert code == 0, said
-            needed, whole = used(mounted), Path(elsewhere) / "run"
-            shutil.move(mounted / "run", whole)
-            tried = 0
-            for over in (False, True) if case.over else (False,):
-                for share in options.shares:
-                    said, wrong = try_share(case, mounted, whole, int(share * needed), over=over)
-                    tried += bool(said)
-                    failed += bool(wrong)
-                    if said:
-                        print(
-                            f"  {name}{' over an earlier result' * over}, {share:.0%}: "
-                            f"{said.strip()[:300]}",
-                            flush=True,
-                        )
-                    for what in wrong:
-                        print(f"    WRONG {what}", flush=True)
-            print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)
+        if options.only in (None, name):
+            failed += fill(name, case, options.shares)
     sys.exit(failed > 0)
+
+
+def fill(name: str, case: Case, shares: Sequence[float]) -> int:
+    """Fill the disk to every share, over nothing and over an earlier result; how often something
+    was wrong.
+    """
+    tried = failed = 0
+    starts = {name: False}
+    if case.over:
+        starts[f"{name} over an earlier result"] = True
+    with disk() as mounted, tempfile.TemporaryDirectory() as elsewhere:
+        code, said = call(case, mounted / "run")
+        assert code == 0, said
+        needed, whole = used(mounted), Path(elsewhere) / "run"
+        shutil.move(mounted / "run", whole)
+        for (start, over), share in itertools.product(starts.items(), shares):
+            said, wrong = try_share(case, mounted, whole, int(share * needed), over=over)
+            failed += bool(wrong)
+            if said:
+                tried += 1
+                print(f"  {start}, {share:.0%}: {said.strip()[:300]}", flush=True)
+            for what in wrong:
+                print(f"    WRONG {what}", flush=True)
+        print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def many(
             outcome = "FAILED"
             failures.setdefault(what[:_ALIKE], f"{what[:600]}\n    {str(case)[:_SHOWN]}")
         counts[outcome] += 1
-        if (done := counts.total()) % 200 == 0:
-            print(f"{name}: {done}", file=sys.stderr, flush=True)
+        if counts.total() % 200 == 0:
+            print(f"{name}: {counts.total()}", file=sys.stderr, flush=True)
 
     one()
     return counts, failures
@@ -84,15 +84,10 @@ def main() -> None:
         if options.only in (None, name):
             share = 1.0 if options.only else SHARES[name]
             counts, failures = many(name, kind, round(options.cases * share), options.seed)
-            total, failed = (
-                total + counts.total(),
-                failed + sum(n for what, n in counts.items() if "FAILED" in what),
-            )
-            print(
-                f"{name}: {counts.total()}: "
-                + " · ".join(f"{what} {n}" for what, n in counts.most_common()),
-                flush=True,
-            )
+            total += counts.total()
+            failed += counts["FAILED"]
+            outcomes = " · ".join(f"{what} {n}" for what, n in counts.most_common())
+            print(f"{name}: {counts.total()}: {outcomes}", flush=True)
             for example in failures.values():
                 print(f"  {example}", flush=True)
     print(f"{total} cases, {failed} failures")

@@ -38,6 +38,10 @@ ALGORITHMS = ("grpo-clip-higher", "dppo-binary-tv", "pg-tis")
 FACTOR = 1.3  # of the gap of the second trace of a pair
 WORSE, SHARE_WORSE = 5.0, 0.07  # the scale and the share of a mixture's other prompts
 _TOP_K = 2
+# What tells rows of a table apart
+_KEYS = (
+    "name", "mu_low", "first", "threshold", "cap", "delta", "algorithm", "family", "divergence", "k",
+)  # fmt: skip
 
 
 @dataclass
@@ -53,19 +57,23 @@ class Coverage:
     widths: list[float] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, found: Mapping[str, Any]) -> None:
-        if found["low"] is None or self.truth is None:
-            note = found["note"] or "no value"
+    def add(self, estimate: Mapping[str, Any]) -> None:
+        if estimate["low"] is None or self.truth is None:
+            note = estimate["note"] or "no value"
             self.notes[note] = self.notes.get(note, 0) + 1
             return
         self.printed += 1
-        self.below += found["high"] < self.truth
-        self.above += found["low"] > self.truth
-        self.widths.append((found["high"] - found["low"]) / max(abs(self.truth), 1e-300))
+        self.below += estimate["high"] < self.truth
+        self.above += estimate["low"] > self.truth
+        self.widths.append((estimate["high"] - estimate["low"]) / max(abs(self.truth), 1e-300))
 
     @property
     def covered(self) -> float:
         return 1 - (self.below + self.above) / self.printed
+
+    def row(self) -> dict[str, float]:
+        counts = {"below": self.below, "above": self.above, "printed": self.printed}
+        return {"covered": self.covered, **counts}
 
 
 def simulate(
@@ -76,53 +84,60 @@ def simulate(
 
     The first seed makes the prompts, the second everything sampled from them.
     """
-    of_prompts, rng = (np.random.default_rng(seed) for seed in seeds)
+    of_prompts, rng = map(np.random.default_rng, seeds)
     first, prompt_P = of_prompts.integers(2**40), of_prompts.normal(size=prompts)
     worse_P = _worse(of_prompts, prompts) if tail == "mixture" else np.zeros(prompts, bool)
     count = prompts * samples
     length_S = rng.integers(LONGEST // 2, LONGEST + 1, count)
-    tokens = int(length_S.sum())
     scale_S = TYPICAL * np.exp(
         OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count)
     )
     scale_S *= np.where(np.repeat(worse_P, samples), WORSE, 1.0)
-    logits = rng.gumbel(size=(tokens, _TOP_K + 1)) * 1.5
-    logq = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    noise = (
-        rng.standard_t(5, size=logits.shape) if tail == "heavy" else rng.normal(size=logits.shape)
-    )
-    moved = logits + factor * np.repeat(scale_S, length_S)[:, None] * noise
-    logp = moved - np.logaddexp.reduce(moved, axis=1, keepdims=True)
-    chosen = (np.exp(logq).cumsum(axis=1) < rng.random((tokens, 1))).sum(axis=1).clip(max=_TOP_K)
-    sampled = np.arange(tokens), chosen
+    tokens = _token_columns(rng, np.repeat(scale_S, length_S), tail, factor)
     ease_S = np.repeat(1 / (1 + np.exp(-prompt_P)), samples)
-    columns = {
+    responses = {
         "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
         "prompt_id_S": first + np.repeat(np.arange(prompts), samples),
         "sample_index_S": np.tile(np.arange(samples, dtype=np.int32), prompts),
         "step_S": np.zeros(count, np.int32),
+        "epoch_S": np.zeros(count, np.int32),
+        "minibatch_S": np.zeros(count, np.int32),
         "prompt_length_S": np.full(count, 20),
         "truncated_S": rng.random(count) < 0.1 + 0.2 * ease_S,
         "reward_S": (rng.random(count) < ease_S).astype(np.float32),
-        "response_ids_T": chosen.astype(np.int32),
-        "loss_mask_T": np.ones(tokens, bool),
-        "logp_rollout_T": logq[sampled].astype(np.float32),
-        "logp_trainer_T": logp[sampled].astype(np.float32),
-        "entropy_trainer_T": -(np.exp(logp) * logp).sum(axis=1).astype(np.float32),
-        "advantage_T": np.repeat(rng.choice([-1.0, -0.5, 0.5, 1.0], count), length_S).astype(
-            np.float32
-        ),
-        "topk_ids_TK": np.tile(np.arange(_TOP_K, dtype=np.int32), (tokens, 1)),
-        "topk_logp_rollout_TK": logq[:, :_TOP_K].astype(np.float32),
-        "topk_logp_trainer_TK": logp[:, :_TOP_K].astype(np.float32),
     }
-    equal = {
-        name.replace("trainer", "recomputed"): x
-        for name, x in columns.items()
-        if "logp_trainer" in name
-    }
+    advantage_S = rng.choice([-1.0, -0.5, 0.5, 1.0], count)
+    tokens["advantage_T"] = np.repeat(advantage_S, length_S).astype(np.float32)
+    # At equal weights the recomputed policy is the trainer's
+    for side in ("logp_trainer_T", "topk_logp_trainer_TK"):
+        tokens[side.replace("trainer", "recomputed")] = tokens[side]
     absent = dict.fromkeys(column.name for column in fields(TokenBatch))
-    return TokenBatch(**(absent | columns | equal))  # type: ignore[arg-type]
+    return TokenBatch(**(absent | responses | tokens))  # type: ignore[arg-type]
+
+
+def _token_columns(
+    rng: np.random.Generator, scale_T: np.ndarray, tail: str, factor: float
+) -> dict[str, np.ndarray]:
+    """The sampled tokens under μ and π, whose logits differ by noise of this scale."""
+    logits_TV = rng.gumbel(size=(len(scale_T), _TOP_K + 1)) * 1.5
+    logq_TV = logits_TV - np.logaddexp.reduce(logits_TV, axis=1, keepdims=True)
+    shape = logits_TV.shape
+    noise_TV = rng.standard_t(5, size=shape) if tail == "heavy" else rng.normal(size=shape)
+    moved_TV = logits_TV + factor * scale_T[:, None] * noise_TV
+    logp_TV = moved_TV - np.logaddexp.reduce(moved_TV, axis=1, keepdims=True)
+    is_passed_TV = np.exp(logq_TV).cumsum(axis=1) < rng.random((len(scale_T), 1))
+    chosen_T = is_passed_TV.sum(axis=1).clip(max=_TOP_K)
+    sampled = np.arange(len(scale_T)), chosen_T
+    return {
+        "response_ids_T": chosen_T.astype(np.int32),
+        "loss_mask_T": np.ones(len(scale_T), bool),
+        "logp_rollout_T": logq_TV[sampled].astype(np.float32),
+        "logp_trainer_T": logp_TV[sampled].astype(np.float32),
+        "entropy_trainer_T": -(np.exp(logp_TV) * logp_TV).sum(axis=1).astype(np.float32),
+        "topk_ids_TK": np.tile(np.arange(_TOP_K, dtype=np.int32), (len(scale_T), 1)),
+        "topk_logp_rollout_TK": logq_TV[:, :_TOP_K].astype(np.float32),
+        "topk_logp_trainer_TK": logp_TV[:, :_TOP_K].astype(np.float32),
+    }
 
 
 def _worse(rng: np.random.Generator, prompts: int) -> np.ndarray:
@@ -139,10 +154,10 @@ def pair(
     """Two traces of the same prompts, each with its own responses and noise; the second has the
     larger gap.
     """
-    of_prompts, *sampled = (int(seed) for seed in rng.integers(2**63, size=3))
-    return tuple(  # type: ignore[return-value]
-        simulate((of_prompts, seed), prompts, samples, tail, factor)
-        for seed, factor in zip(sampled, (1.0, FACTOR), strict=True)
+    of_prompts, first, second = rng.integers(2**63, size=3).tolist()
+    return (
+        simulate((of_prompts, first), prompts, samples, tail),
+        simulate((of_prompts, second), prompts, samples, tail, FACTOR),
     )
 
 
@@ -154,47 +169,37 @@ def mismatch(batch: TokenBatch) -> MismatchSummary:
 
 def clipping(batch: TokenBatch) -> ClippingSummary:
     needs = Needs(advantages=True, recomputed=False, top_k=_TOP_K)
-    summary = ClippingSummary(
-        Question(tuple(parse_algorithm(name) for name in ALGORITHMS), needs, theory=True)
-    )
+    algorithms = tuple(map(parse_algorithm, ALGORITHMS))
+    summary = ClippingSummary(Question(algorithms, needs, theory=True))
     summary.update(batch)
     return summary
 
 
-def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def estimates(result: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every value with low, high and note in a result, by its path; rows are named by their
     first entries.
     """
-    if isinstance(found, Mapping):
-        if {"value", "low", "high"} <= found.keys():
-            yield path, found
-        for key, value in found.items():
+    if isinstance(result, Mapping):
+        if {"value", "low", "high"} <= result.keys():
+            yield path, result
+        for key, value in result.items():
             yield from estimates(value, f"{path}/{key}" if path else key)
-    elif isinstance(found, list):
-        for number, row in enumerate(found):
+    elif isinstance(result, list):
+        for number, row in enumerate(result):
             yield from estimates(row, f"{path}[{_name(row, number)}]")
 
 
 def _name(row: Any, number: int) -> str:
     if not isinstance(row, Mapping):
         return str(number)
-    names = (
-        "name",
-        "mu_low",
-        "first",
-        "threshold",
-        "cap",
-        "delta",
-        "algorithm",
-        "family",
-        "divergence",
-        "k",
-    )
-    return " ".join(
-        f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name])
-        for name in names
-        if name in row and not isinstance(row[name], Mapping)
-    ) or str(number)
+    words = []
+    for key in _KEYS:
+        value = row.get(key, {})
+        if isinstance(value, float):
+            words.append(f"{value:.3g}")
+        elif not isinstance(value, Mapping):
+            words.append(str(value))
+    return " ".join(words) or str(number)
 
 
 def numbers(
@@ -202,12 +207,12 @@ def numbers(
 ) -> dict[str, Mapping[str, Any]]:
     """Everything that `report`, `compare` and `clipstats` print with an interval."""
     pair = differences(SummaryEstimates(first), SummaryEstimates(second))
-    found = {
+    results = {
         "report": first.result(),
         "compare": pair,
         "clipstats": clips.result(blocked_tokens=0),
     }
-    return dict(estimates(to_json(found)))
+    return dict(estimates(to_json(results)))
 
 
 def truth(
@@ -219,26 +224,27 @@ def truth(
         one, other = pair(rng, 2000, samples, tail)
         parts = mismatch(one), mismatch(other), clipping(one)
         for whole, part in zip(sums, parts, strict=False):
+            # A batch of so many prompts would not fit into memory
             whole.merge(part)
         sums = sums or list(parts)
-    return {name: found["value"] for name, found in numbers(*sums).items()}
+    return {name: estimate["value"] for name, estimate in numbers(*sums).items()}
 
 
 def cover(
     prompts: int, samples: int, tail: str, repetitions: int, traces: int, seed: int
 ) -> dict[str, Coverage]:
     rng = np.random.default_rng([seed, prompts, samples, len(tail)])
-    found = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
+    coverages = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
     for _ in range(repetitions):
         one, other = pair(rng, prompts, samples, tail)
         for name, estimate in numbers(mismatch(one), mismatch(other), clipping(one)).items():
-            found.setdefault(name, Coverage()).add(estimate)
-    return found
+            coverages.setdefault(name, Coverage()).add(estimate)
+    return coverages
 
 
-def show(title: str, found: Mapping[str, Coverage], repetitions: int) -> None:
+def show(title: str, coverages: Mapping[str, Coverage], repetitions: int) -> None:
     print(f"\n{title}\n{'':62s} covered  below  above  printed  width")
-    for name, each in found.items():
+    for name, each in coverages.items():
         if each.printed < repetitions / 20:
             continue
         share = 100 / each.printed
@@ -266,17 +272,12 @@ def main() -> None:
     for tail in options.tails:
         for size in options.sizes:
             prompts, samples = map(int, size.split("x"))
-            found = cover(prompts, samples, tail, options.repetitions, options.truth, options.seed)
-            show(f"{tail}, {size}", found, options.repetitions)
+            coverages = cover(
+                prompts, samples, tail, options.repetitions, options.truth, options.seed
+            )
+            show(f"{tail}, {size}", coverages, options.repetitions)
             rows[f"{tail} {size}"] = {
-                name: {
-                    "covered": each.covered,
-                    "below": each.below,
-                    "above": each.above,
-                    "printed": each.printed,
-                }
-                for name, each in found.items()
-                if each.printed
+                name: each.row() for name, each in coverages.items() if each.printed
             }
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1))

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,9 @@ class Running:
     mark: str = field(default_factory=lambda: f"{time.time_ns()}")
 
     def __post_init__(self) -> None:
-        arguments = [
-            *COMMANDS[self.command].split(),
-            "--output",
-            str(self.folder),
-            *["--resume"] * self.resume,
-        ]
+        arguments = [*COMMANDS[self.command].split(), "--output", str(self.folder)]
+        if self.resume:
+            arguments.append("--resume")
         temporary = self.said.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         environment = os.environ | {_MARK: self.mark, "TMPDIR": str(temporary)}
@@ -106,19 +103,22 @@ class Running:
         if what == "SIGKILL, group":
             os.killpg(self.process.pid, signal.SIGKILL)
         elif what == "Ctrl-C":
-            os.killpg(self.process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+            # A terminal sends it to the whole group
+            os.killpg(self.process.pid, signal.SIGINT)
         else:
             self.process.send_signal(signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
 
     def orphans(self) -> float | None:
         """Seconds until the last process was gone; None if one had to be killed."""
         began = time.monotonic()
-        while alive := self.all():
+        alive = self.all()
+        while alive:
             if time.monotonic() - began > _ORPHANS_MAY_LIVE:
                 for pid in alive:
                     os.kill(pid, signal.SIGKILL)
                 return None
             time.sleep(0.02)
+            alive = self.all()
         return time.monotonic() - began
 
     def stderr(self) -> str:
@@ -126,15 +126,15 @@ class Running:
 
 
 def _with_descendants(pid: int) -> list[int]:
-    found, todo = [], [pid]
+    pids, todo = [], [pid]
     while todo:
-        found.append(todo.pop())
-        for children in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+        pids.append(todo.pop())
+        for children in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
             try:
                 todo += map(int, children.read_text().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def _cpu_of(pid: int) -> float:
@@ -184,34 +184,40 @@ def one_process(
     what = chance.choices(list(SIGNALS), weights=list(SIGNALS.values()))[0]
     resumed = can_resume(command, run)
     running = Running(command, run, resumed, folder / "said.log")
-    line: dict[str, Any] = {
-        "moment": round(share, 4),
-        "signal": what,
-        "resumed": resumed,
-        "wrong": [],
-    }
-    if killed := running.until(share * whole):
+    line: dict[str, Any] = {"moment": round(share, 4), "signal": what, "resumed": resumed}
+    wrong = line["wrong"] = []
+    killed = running.until(share * whole)
+    if killed:
         line |= {"cpu": round(running.cpu(), 2), "phase": phase(command, run, running.stderr())}
         running.send(what)
     try:
         code = running.process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-        line["wrong"].append(f"hangs after {what}")
+        wrong.append(f"hangs after {what}")
         os.killpg(running.process.pid, signal.SIGKILL)
         code = running.process.wait()
     line |= {"killed": killed, "code": code, "orphans_gone_after": running.orphans()}
-    said = running.stderr()
-    expected = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(what, (-9, 0)) if killed else (0,)
-    # Everything is written; a shell shows a death by Ctrl-C as 130 too
-    if line.get("phase") == "exit":
-        expected = (*expected, -signal.SIGINT)
-    if code not in expected:
-        line["wrong"].append(f"exit code {code}: {said[-500:]}")
-    if "Traceback" in said or "This is a bug" in said:
-        line["wrong"].append(f"traceback: {said[-1500:]}")
-    if line["orphans_gone_after"] is None:
-        line["wrong"].append("an orphan survived")
+    wrong += _wrong_end(line, running.stderr())
     return line
+
+
+def _wrong_end(line: dict[str, Any], said: str) -> Iterator[str]:
+    if line["code"] not in _expected_codes(line):
+        yield f"exit code {line['code']}: {said[-500:]}"
+    if "Traceback" in said or "This is a bug" in said:
+        yield f"traceback: {said[-1500:]}"
+    if line["orphans_gone_after"] is None:
+        yield "an orphan survived"
+
+
+def _expected_codes(line: dict[str, Any]) -> tuple[int, ...]:
+    if not line["killed"]:
+        return (0,)
+    codes: tuple[int, ...] = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(line["signal"], (-9, 0))
+    # Everything is written; a shell shows a death by Ctrl-C as 130 too
+    if line["phase"] == "exit":
+        codes = (*codes, -signal.SIGINT)
+    return codes
 
 
 def after_a_kill(run: Path, folder: Path, *, draw: bool) -> dict[str, Any]:
@@ -229,31 +235,44 @@ def go_on(
     whole_run, whole = unbroken(command, folder)
     record = folder / "kills.jsonl"
     while time.monotonic() < until:
-        lines = [
-            line for line in read(folder) if (line["command"], line["seed"]) == (command, seed)
-        ]
-        done = sum(line["killed"] for line in lines)
-        number = sum(not line["killed"] or line["code"] == 0 for line in lines)
-        begun = any(line["run"] == number for line in lines)
+        lines, done, number, begun = _progress(folder, command, seed)
         if done >= kills and not begun:
             return
         run = folder / f"{command}-{seed}-{number}"
         if not begun:
             shutil.rmtree(run, ignore_errors=True)
-        chance = random.Random(f"{seed}/{command}/{len(lines)}")
-        line = {"command": command, "seed": seed, "run": number}
+        chance = random.Random(f"{seed}/{command}/{lines}")
+        line: dict[str, Any] = {"command": command, "seed": seed, "run": number}
         line |= one_process(command, folder, run, chance, whole if done < kills else 1e9)
         if line["code"] == 0:
-            line["wrong"] += [f"differs: {name}" for name in differences(run, whole_run)]
-            line["wrong"] += [f"left over: {name}" for name in left_over(run)]
+            line["wrong"] += _wrong_result(run, whole_run)
             if not line["wrong"]:
                 shutil.rmtree(run)
         elif run.exists():
-            looked = after_a_kill(run, folder, draw=len(lines) % _DRAW_EVERY == 0)
+            looked = after_a_kill(run, folder, draw=lines % _DRAW_EVERY == 0)
             line |= looked | {"wrong": line["wrong"] + looked["wrong"]}
         with open(record, "a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         say(f"{done + line['killed']}/{kills} {json.dumps(line)}")
+
+
+def _wrong_result(run: Path, whole_run: Path) -> list[str]:
+    differing = [f"differs: {name}" for name in differences(run, whole_run)]
+    return differing + [f"left over: {name}" for name in left_over(run)]
+
+
+def _progress(folder: Path, command: str, seed: int) -> tuple[int, int, int, bool]:
+    """Processes so far, kills, runs that came to their end, and whether another has begun."""
+    lines = done = number = 0
+    begun = False
+    for line in read(folder):
+        if line["command"] == command and line["seed"] == seed:
+            lines += 1
+            done += line["killed"]
+            # A kill may come too late: then it counts, and the run has ended
+            begun = line["killed"] and line["code"] != 0
+            number += not begun
+    return lines, done, number, begun
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -264,35 +283,58 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def table(folder: Path) -> str:
     """Counts by command, phase and signal, and everything wrong."""
     lines = read(folder)
-    out = []
+    out: list[str] = []
     for command in COMMANDS:
-        mine = [line for line in lines if line["command"] == command]
-        killed = [line for line in mine if line["killed"]]
-        ended = [line for line in mine if line["code"] == 0]
-        same = sum(not line["wrong"] for line in ended)
-        out.append(
-            f"{command}: {len(killed)} kills, {len(ended)} runs to the end, {same} of them equal "
-            "to the unbroken"
-        )
-        for what in ("phase", "signal"):
-            counts = Counter(line[what] for line in killed)
-            out.append(
-                f"  by {what}: "
-                + " · ".join(f"{name} {count}" for name, count in counts.most_common())
-            )
-        for reader in ("report", "diagnose"):
-            codes = Counter(line[reader] for line in killed if reader in line)
-            out.append(
-                f"  {reader} on the broken folder: "
-                + ", ".join(f"exit {c}: {n}" for c, n in codes.items())
-            )
-        slowest = max((line["orphans_gone_after"] or 0 for line in killed), default=0)
-        out.append(f"  last process gone after at most {slowest:.1f} s")
-        out += [f"  WRONG run {line['run']}: {wrong}" for line in mine for wrong in line["wrong"]]
+        own = [line for line in lines if line["command"] == command]
+        out += _table_of(command, own)
+        for line in own:
+            out += [f"  WRONG run {line['run']}: {wrong}" for wrong in line["wrong"]]
     return "\n".join(out)
 
 
+def _table_of(command: str, lines: list[dict[str, Any]]) -> Iterator[str]:
+    killed = [line for line in lines if line["killed"]]
+    ended = [line for line in lines if line["code"] == 0]
+    same = sum(not line["wrong"] for line in ended)
+    yield (
+        f"{command}: {len(killed)} kills, {len(ended)} runs to the end, {same} of them equal "
+        "to the unbroken"
+    )
+    for what in ("phase", "signal"):
+        counts = Counter(line[what] for line in killed)
+        yield f"  by {what}: {' · '.join(f'{name} {n}' for name, n in counts.most_common())}"
+    for reader in ("report", "diagnose"):
+        codes = Counter(line[reader] for line in killed if reader in line)
+        ends = ", ".join(f"exit {code}: {n}" for code, n in codes.items())
+        yield f"  {reader} on the broken folder: {ends}"
+    slowest = max((line["orphans_gone_after"] or 0 for line in killed), default=0)
+    yield f"  last process gone after at most {slowest:.1f} s"
+
+
 def main() -> None:
+    options = command_line().parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.command == "folders":
+        from lab.folders import all_classes
+
+        print(all_classes(options.folder, options.kills, options.seed))
+    elif options.command == "operations":
+        from lab.nothing_lost import all_operations
+
+        print(all_operations(options.folder, say, options.only, options.step))
+    else:
+        if options.command != "table":
+            go_on(
+                options.command, options.folder, options.seed, options.kills, options.minutes, say
+            )
+        print(table(options.folder))
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -307,32 +349,7 @@ def main() -> None:
     parser.add_argument(
         "--step", type=int, default=1, help="operations: a fault at every so many of them"
     )
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    if options.command == "folders":
-        from lab.folders import all_classes
-
-        print(all_classes(options.folder, options.kills, options.seed))
-        return
-    if options.command == "operations":
-        from lab.nothing_lost import all_operations
-
-        print(
-            all_operations(
-                options.folder, lambda line: print(line, flush=True), options.only, options.step
-            )
-        )
-        return
-    if options.command != "table":
-        go_on(
-            options.command,
-            options.folder,
-            options.seed,
-            options.kills,
-            options.minutes,
-            lambda s: print(s, flush=True),
-        )
-    print(table(options.folder))
+    return parser
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ distance of one of them from it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -33,17 +34,8 @@ from mismatch_cli.trace import columns as trace_columns
 from mismatch_cli.trace.reader import Trace
 
 BILLION = 1000.0  # million tokens
-SIX = tuple(
-    TABLE[name]
-    for name in (
-        "grpo-clip-higher",
-        "minirl",
-        "dppo-binary-tv",
-        "dppo-binary-kl",
-        "mask-0.5",
-        "relax-both",
-    )
-)
+_SIX = ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both")
+SIX = tuple(TABLE[name] for name in _SIX)
 ALL = tuple(TABLE.values())
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
@@ -123,26 +115,25 @@ def lines(
     repeats: int,
 ) -> Iterator[str]:
     """One line for each size and number of workers, and one for a billion tokens."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    runs_by_job: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     for millions, folder in parts:
         floor = measure(__file__, "decode", folder, tuple(columns), repeats)
         for name in jobs:
             run = measure(__file__, name, folder, tuple(columns), repeats)
-            found[name].append(run)
+            runs_by_job[name].append(run)
             yield (
                 f"{label:<24}{_workers(name):>3}{millions:>8.1f}{run['cpu'] / millions:>9.3f}"
                 f"{run['wall'] / millions:>9.3f}{floor['cpu'] / millions:>9.3f}{run['cpu'] / floor['cpu']:>7.1f}"
                 f"{run['peak_mb']:>7.0f}{run['workers_mb']:>8.0f}"
             )
-    for name, runs in found.items():
-        yield from _billion(
-            f"{label:<24}{_workers(name):>3}  ", [millions for millions, _ in parts], runs
-        )
+    sizes = [millions for millions, _ in parts]
+    digests = set()
+    for name, runs in runs_by_job.items():
+        yield from _billion(f"{label:<24}{_workers(name):>3}  ", sizes, runs)
+        digests.add(tuple(run["digest"] for run in runs))
     if len(jobs) > 1:
-        same = len({tuple(run["digest"] for run in runs) for runs in found.values()}) == 1
-        yield (
-            f"{label:<24}     JSON of any number of workers: {'the same' if same else 'DIFFERENT'}"
-        )
+        answer = "the same" if len(digests) == 1 else "DIFFERENT"
+        yield f"{label:<24}     JSON of any number of workers: {answer}"
 
 
 def _workers(job: str) -> str:
@@ -150,6 +141,7 @@ def _workers(job: str) -> str:
 
 
 def _billion(head: str, millions: Sequence[float], runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    # Two points are always on a line, which then says nothing of its error
     if len(runs) < 3:
         return
     for kind in ("cpu", "wall"):
@@ -189,15 +181,17 @@ def main() -> None:
         print(
             f"{'':<24}{'':>3}{'Mtok':>8}{'CPU/M':>9}{'wall/M':>9}{'decode':>9}{'ratio':>7}{'MB':>7}{'worker':>8}"
         )
-        for label, jobs, columns in PLAN:
-            if options.only is None or options.only in label:
-                wanted = (
-                    (*columns, *TOPK)
-                    if options.top_k and label == "clipstats, whole table"
-                    else columns
-                )
-                for line in lines(label, jobs, wanted, parts, options.repeats):
-                    print(line, flush=True)
+        for line in measured(options, parts):
+            print(line, flush=True)
+
+
+def measured(options: argparse.Namespace, parts: list[tuple[float, Path]]) -> Iterator[str]:
+    """The lines of every job that was chosen."""
+    for label, jobs, columns in PLAN:
+        if options.only is None or options.only in label:
+            if options.top_k and label == "clipstats, whole table":
+                columns = [*columns, *TOPK]
+            yield from lines(label, jobs, columns, parts, options.repeats)
 
 
 if __name__ == "__main__":

@@ -107,12 +107,13 @@ class Trial:
         base.mkdir(parents=True)
         before, whole, folder = base / "before", base / "whole", base / "tried" / "run"
         folder.parent.mkdir()
-        for line, kept in ((case.older, before), (case.line, whole)):
+        for line, target in ((case.older, before), (case.line, whole)):
             if line:
                 made = attempt(Case(line).act(folder), folder)
                 assert made.code == 0, made.said
                 made.preload()
-                folder.rename(kept)  # reports say where they were made
+                # Reports say where they were made
+                folder.rename(target)
         before.mkdir(exist_ok=True)
         write(folder.parent, _OF_USER)
         if case.in_project:
@@ -125,14 +126,10 @@ class Trial:
         return self.folder
 
     def act(self, *more: str) -> Callable[[], int]:
-        force = ["--force"] * (
-            self.case.force and "--resume" not in more and bool(self.case.older or self._shares)
-        )
-        return self.case.act(self.folder, *force, *more)
-
-    @property
-    def _shares(self) -> bool:
-        return self.case.in_project
+        replaces = self.case.force and (self.case.older or self.case.in_project)
+        if replaces and "--resume" not in more:
+            return self.case.act(self.folder, "--force", *more)
+        return self.case.act(self.folder, *more)
 
     def faults(self, step: int = 1) -> Iterator[Fault]:
         return faults(self.act(), self.prepare, step=step)
@@ -147,8 +144,13 @@ class Trial:
                 Trace.open(self.folder)
             except MismatchError as error:
                 wrong.append(f"a reader: {error}")
-        wrong += self._wrong_now()
-        again = attempt(self.act(*["--resume"] * self._can_resume()), self.folder)
+        return wrong + self._wrong_now() + self._wrong_after_again()
+
+    def _wrong_after_again(self) -> list[str]:
+        """What is wrong after the same command again, resumed if it has that."""
+        wrong = []
+        flags = ["--resume"] if self._can_resume() else []
+        again = attempt(self.act(*flags), self.folder)
         if again.code and "no run to resume" in again.said:
             again = attempt(self.act(), self.folder)
         # Complete, and the fault came while the draft was removed
@@ -162,11 +164,11 @@ class Trial:
         return wrong + [f"left over: {name}" for name in left_over(self.folder)] + self._gone()
 
     def _wrong_end(self, fault: Fault, outcome: Outcome) -> list[str]:
-        expected = (0, 1, 2) if fault.what != KILL else (0, -9)
-        odd = outcome.code not in expected or any(
-            word in outcome.said for word in ("Traceback", "This is a bug")
-        )
-        return [f"{outcome.code}: {outcome.said[-500:]}"] if odd else []
+        expected = (0, -9) if fault.what == KILL else (0, 1, 2)
+        is_bug = "Traceback" in outcome.said or "This is a bug" in outcome.said
+        if outcome.code in expected and not is_bug:
+            return []
+        return [f"{outcome.code}: {outcome.said[-500:]}"]
 
     def _wrong_now(self) -> list[str]:
         """Whether the next one that holds the folder finds the older result or the new one, each
@@ -175,22 +177,23 @@ class Trial:
         with claim_folder(self.folder, lambda: None):
             pass
         wrong = half_files(self.folder) + self._gone()
-        has = {name for name in files_of(self.folder) if name not in _OF_USER}
+        has = files_of(self.folder).difference(_OF_USER)
         if not self.case.older and (self.case.resumes or not has):
             return wrong
-        of_new = self._of_new()
         # A trace is there before its report, a report before an export
-        if self.case.resumes or self.case.in_project:
-            whole = ("trace/", "held-out/", "plots/", "report.html", "summary.json")[
-                : 2 if self.case.resumes else None
-            ]
-            of_new = [
-                name for name in of_new if name.startswith(whole) or name.partition(":")[0] in has
-            ]
+        first: tuple[str, ...] = ("",)
+        if self.case.resumes:
+            first = ("trace/", "held-out/")
+        elif self.case.in_project:
+            first = ("trace/", "held-out/", "plots/", "report.html", "summary.json")
+        of_new = []
+        for name in self._of_new():
+            if name.startswith(first) or name.partition(":")[0] in has:
+                of_new.append(name)
         of_old = differences(self.folder, self.before, without=_OF_USER)
-        return wrong + [f"neither old nor new: {of_old[:3]}, {of_new[:3]}"] * bool(
-            of_old and of_new
-        )
+        if of_old and of_new:
+            wrong.append(f"neither old nor new: {of_old[:3]}, {of_new[:3]}")
+        return wrong
 
     def _of_new(self) -> list[str]:
         """Where the folder differs from the result of an unbroken command."""
@@ -200,24 +203,27 @@ class Trial:
         if not self.case.resumes:
             return False
         if self.case.older:
-            return (
-                self.folder / RUN / NEW / "trace/manifest.json"
-            ).is_file() or self._has_new_trace()
-        return any(
-            (self.folder / name).is_file() for name in ("trace/manifest.json", "config.toml")
-        )
+            draft = self.folder / RUN / NEW / "trace/manifest.json"
+            return draft.is_file() or self._has_new_trace()
+        manifest, settings = self.folder / "trace/manifest.json", self.folder / "config.toml"
+        return manifest.is_file() or settings.is_file()
 
     def _has_new_trace(self) -> bool:
-        manifests = [folder / "trace/manifest.json" for folder in (self.folder, self.before)]
-        return manifests[0].is_file() and manifests[0].read_bytes() != manifests[1].read_bytes()
+        own, older = self.folder / "trace/manifest.json", self.before / "trace/manifest.json"
+        return own.is_file() and own.read_bytes() != older.read_bytes()
 
     def _gone(self) -> list[str]:
         """The files of the user that are no longer as they were, beside OUT and in it."""
-        places = [self.folder.parent, *[self.folder] * self.case.in_project]
-        files = [place / name for place in places for name in _OF_USER]
-        return [
-            f"lost: {path}" for path in files if not path.is_file() or path.read_text() != "mine"
-        ]
+        places = [self.folder.parent]
+        if self.case.in_project:
+            places.append(self.folder)
+        gone = []
+        for place in places:
+            for name in _OF_USER:
+                path = place / name
+                if not path.is_file() or path.read_text() != "mine":
+                    gone.append(f"lost: {path}")
+        return gone
 
 
 def all_operations(base: Path, say: Callable[[str], None], only: str = "", step: int = 1) -> str:
@@ -229,13 +235,14 @@ def all_operations(base: Path, say: Callable[[str], None], only: str = "", step:
         trial, counts, wrong = Trial.of(case, base / "trial"), Counter[str](), []
         for fault in trial.faults(step):
             counts[fault.what] += 1
-            if found := trial.wrong_after(fault):
-                wrong.append(f"  WRONG {name}, {fault}: {found}")
+            mistakes = trial.wrong_after(fault)
+            if mistakes:
+                wrong.append(f"  WRONG {name}, {fault}: {mistakes}")
                 say(wrong[-1])
         total += counts
         failed += len(wrong)
-        told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        lines.append(f"{name}: {counts.total()} faults ({told}), {len(wrong)} wrong")
+        kinds = ", ".join(f"{count} {what}" for what, count in counts.items())
+        lines.append(f"{name}: {counts.total()} faults ({kinds}), {len(wrong)} wrong")
         say(lines[-1])
     return "\n".join(
         [*lines, f"{total.total()} kills and failed operations ({dict(total)}): {failed} wrong"]

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class Outcome:
 def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None) -> Outcome:
     """Run an action in a fork, with a fault among its operations in the folder `inside`."""
     reading, writing = os.pipe()
+    # What is still buffered here would be printed a second time by the fork
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -83,12 +84,13 @@ def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None)
         _in_the_fork(action, _Counter(str(inside.absolute()), fault), writing)
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:
-        told = pipe.read()
+        answer = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found: dict[str, Any] = (
-        json.loads(told) if told else {"said": "", "operations": [], "modules": []}
-    )
-    return Outcome(code, found["said"], tuple(found["operations"]), tuple(found["modules"]))
+    # A fork that was killed has told nothing
+    if not answer:
+        return Outcome(code, "", (), ())
+    report = json.loads(answer)
+    return Outcome(code, report["said"], tuple(report["operations"]), tuple(report["modules"]))
 
 
 def _in_the_fork(action: Callable[[], int], counter: _Counter, pipe: int) -> None:
@@ -103,13 +105,13 @@ def _in_the_fork(action: Callable[[], int], counter: _Counter, pipe: int) -> Non
     except BaseException as error:
         said.write(f"Traceback: {type(error).__name__}: {error}")
     finally:
-        told = {
+        report = {
             "said": said.getvalue()[-_SAID:],
-            "operations": counter.seen,
+            "operations": counter.operations,
             "modules": list(sys.modules),
         }
         with open(pipe, "w", encoding="utf-8") as out:
-            json.dump(told, out)
+            json.dump(report, out)
         os._exit(code)
 
 
@@ -121,7 +123,7 @@ class _Counter:
     def __init__(self, inside: str, fault: Fault | None) -> None:
         self._inside, self._fault = inside, fault
         self._reads = fault is not None and fault.what != KILL
-        self.seen: list[str] = []
+        self.operations: list[str] = []
         self.on = False
 
     def start(self) -> None:
@@ -146,17 +148,18 @@ class _Counter:
             if self._reads or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
                 self._count("open", [_path(path, None)])
         elif event in _CHANGES or (self._reads and event in _READS):
-            places = (_CHANGES | _READS)[event]
-            self._count(
-                event,
-                [_path(arguments[i], None if at is None else arguments[at]) for i, at in places],
-            )
+            paths = []
+            for path_at, folder_at in (_CHANGES | _READS)[event]:
+                folder = None if folder_at is None else arguments[folder_at]
+                paths.append(_path(arguments[path_at], folder))
+            self._count(event, paths)
 
     def _count(self, name: str, paths: list[str]) -> None:
         if not any(path.startswith(self._inside) for path in paths):
             return
-        self.seen.append(f"{name} {' → '.join(path.removeprefix(self._inside) for path in paths)}")
-        fault, number = self._fault, len(self.seen)
+        shown = " → ".join(path.removeprefix(self._inside) for path in paths)
+        self.operations.append(f"{name} {shown}")
+        fault, number = self._fault, len(self.operations)
         if fault is None or number < fault.at or (number > fault.at and not fault.stays):
             return
         if fault.what == KILL:
@@ -196,10 +199,11 @@ def faults(
 
     `prepare` makes the folder as it was. With a `step`, only every so many.
     """
-    changes, operations = (
-        len(attempt(action, prepare(), Fault(_NEVER, what)).operations) for what in (KILL, "ESTALE")
-    )
+    changes = len(attempt(action, prepare(), Fault(_NEVER, KILL)).operations)
+    operations = len(attempt(action, prepare(), Fault(_NEVER, "ESTALE")).operations)
     assert changes, "the action changes nothing"
-    yield from (Fault(at, KILL) for at in range(1, changes + 1, step))
-    kinds = cycle([(what, stays) for stays in (False, True) for what in ERRORS])
-    yield from (Fault(at, *next(kinds)) for at in range(1, operations + 1, step))
+    for at in range(1, changes + 1, step):
+        yield Fault(at, KILL)
+    kinds = cycle(product((False, True), ERRORS))
+    for at, (stays, what) in zip(range(1, operations + 1, step), kinds, strict=False):
+        yield Fault(at, what, stays)

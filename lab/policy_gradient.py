@@ -106,9 +106,9 @@ def half_without_advantage(case: Case) -> Tensor:
 
 
 def sequence_level(case: Case) -> Tensor:
-    known = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
-    coefficient_T = (known.logp_N - case.logp_rollout_T).mean().exp() * case.advantage_T
-    return loss_of(case, lambda rows, _: coefficient_T[rows], known)
+    first_pass = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
+    coefficient_T = (first_pass.logp_N - case.logp_rollout_T).mean().exp() * case.advantage_T
+    return loss_of(case, lambda rows, _: coefficient_T[rows], first_pass)
 
 
 def through_logits(case: Case) -> Tensor:
@@ -157,21 +157,11 @@ def time_ratios(case: Case, rounds: int) -> tuple[dict[str, list[float]], float]
 
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
-    sizes = [
-        "--hidden",
-        args.hidden,
-        "--vocab",
-        args.vocab,
-        "--tokens",
-        args.memory_tokens,
-        "--dtype",
-        args.dtype,
-    ]
-    sizes += ["--device", args.device]
+    sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens]
+    sizes += ["--dtype", args.dtype, "--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
-    return float(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-    )
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(child.stdout.split()[-1])
 
 
 def measure_memory(name: str, case: Case) -> float:
@@ -186,6 +176,7 @@ def measure_memory(name: str, case: Case) -> float:
         case.logp_rollout_T[:32],
         case.advantage_T[:32],
     )
+    # A small run first, for what libraries load once and keep
     run(name, small)
     before = reset_peak()
     run(name, case)
@@ -203,9 +194,9 @@ def agree(case: Case) -> None:
     expected = case.hidden_TH.grad, case.weight_VH.grad
     run("token-level", case)
     tolerance = 1e-5 if case.weight_VH.dtype == torch.float32 else 0.01
-    for found, exact in zip((case.hidden_TH.grad, case.weight_VH.grad), expected, strict=True):
-        assert found is not None and exact is not None
-        assert (found - exact).float().norm() <= tolerance * exact.float().norm()
+    for gradient, exact in zip((case.hidden_TH.grad, case.weight_VH.grad), expected, strict=True):
+        assert gradient is not None and exact is not None
+        assert (gradient - exact).float().norm() <= tolerance * exact.float().norm()
 
 
 def show(
@@ -227,7 +218,9 @@ def show(
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     console.print(f"The three products take {1e3 * floor:.1f} ms; medians of {args.rounds} rounds.")
-    for name, target in TARGETS.items() if args.device == "cpu" else ():
+    if args.device != "cpu":
+        return
+    for name, target in TARGETS.items():
         verdict = "met" if medians[name] <= target and memory[name] <= TARGET_MB else "MISSED"
         console.print(
             f"Targets, {name} (at most {target} × the products, {TARGET_MB:.0f} MB): {verdict}."

@@ -27,6 +27,10 @@ class Scores:
     entropy_T: np.ndarray
     topk_logp_TK: np.ndarray | None = None
 
+    def take(self, tokens: np.ndarray) -> Scores:
+        topk_TK = None if self.topk_logp_TK is None else self.topk_logp_TK[tokens]
+        return Scores(self.logp_T[tokens], self.entropy_T[tokens], topk_TK)
+
 
 @dataclass
 class Pool:
@@ -51,19 +55,16 @@ class Pool:
         rows = {name: np.array(table[name].to_pylist()) for name in names}
         rows["prompt_ids"] = np.empty(len(offsets) - 1, dtype=object)
         rows["prompt_ids"][:] = table["prompt_ids"].to_pylist()
-        columns = {
-            n: table[n].combine_chunks().flatten().to_numpy().copy()
-            for n in _TOKEN_COLUMNS
-            if n in table.column_names
-        }
-        ranks = {
-            n: table[n].combine_chunks().flatten().to_numpy()
-            for n in _TOPK_COLUMNS
-            if n in table.column_names
-        }
-        return cls(
-            offsets, rows, columns, {n: v.reshape(offsets[-1], -1).copy() for n, v in ranks.items()}
-        )
+        tokens, ranks = {}, {}
+        for name in table.column_names:
+            if name in (*_TOKEN_COLUMNS, *_TOPK_COLUMNS):
+                # A column of Arrow is read-only, and faults are planted into these
+                values = table[name].combine_chunks().flatten().to_numpy().copy()
+                if name in _TOKEN_COLUMNS:
+                    tokens[name] = values
+                else:
+                    ranks[name] = values.reshape(offsets[-1], -1)
+        return cls(offsets, rows, tokens, ranks)
 
     @property
     def num_responses(self) -> int:
@@ -95,14 +96,7 @@ class Pool:
             {name: values[index_S].copy() for name, values in self.rows.items()},
             {name: values[tokens].copy() for name, values in self.tokens.items()},
             {name: values[tokens].copy() for name, values in self.ranks.items()},
-            {
-                name: Scores(
-                    v.logp_T[tokens],
-                    v.entropy_T[tokens],
-                    None if v.topk_logp_TK is None else v.topk_logp_TK[tokens],
-                )
-                for name, v in self.variants.items()
-            },
+            {name: scores.take(tokens) for name, scores in self.variants.items()},
             self.sampling,
             self.about,
         )
@@ -110,14 +104,14 @@ class Pool:
     def table(self) -> pa.Table:
         """The columns of a trace."""
         offsets = pa.array(self.offset_S1, pa.int32())
-        columns: dict[str, Any] = {
-            n: pa.array(v) for n, v in self.rows.items() if n not in ("prompt_ids", "finish_reason")
-        }
+        columns: dict[str, Any] = {}
+        for name, values in self.rows.items():
+            if name not in ("prompt_ids", "finish_reason"):
+                columns[name] = pa.array(values)
         columns["finish_reason"] = pa.array(self.rows["finish_reason"].tolist(), pa.string())
         columns["prompt_ids"] = pa.array(list(self.rows["prompt_ids"]), pa.list_(pa.int32()))
-        columns |= {
-            n: pa.ListArray.from_arrays(offsets, pa.array(v)) for n, v in self.tokens.items()
-        }
+        for name, values in self.tokens.items():
+            columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values))
         for name, values_TK in self.ranks.items():
             width = values_TK.shape[1]
             columns[name] = pa.ListArray.from_arrays(
@@ -127,8 +121,8 @@ class Pool:
 
     def use(self, variant: str, where_T: np.ndarray | None = None) -> None:
         """Replace the trainer's numbers with a variant's, on some tokens or on all."""
-        scores, everywhere = self.variants[variant], where_T is None
-        where_T = np.ones(len(scores.logp_T), dtype=bool) if everywhere else where_T
+        scores = self.variants[variant]
+        where_T = np.ones(len(scores.logp_T), dtype=bool) if where_T is None else where_T
         self.tokens["logp_trainer"][where_T] = scores.logp_T[where_T]
         if "entropy_trainer" in self.tokens:
             self.tokens["entropy_trainer"][where_T] = scores.entropy_T[where_T]
@@ -145,6 +139,7 @@ class Pool:
         ]
         for columns, name, logp in pairs:
             if f"{name}rollout" in columns and logp is not None:
+                # The difference of the two sides, the noise of the engine, stays
                 moved = columns[f"{name}rollout"] + (logp - columns[f"{name}trainer"])
                 columns[f"{name}rollout"][where_T] = np.minimum(moved, 0)[where_T]
 
@@ -170,7 +165,7 @@ def gather_tables(
     about: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Evidence from tables with the columns of a trace."""
-    found = EvidenceCollector(pair, temperatures=temperatures_of(about or {}))
+    collector = EvidenceCollector(pair, temperatures=temperatures_of(about or {}))
     for table in tables:
-        found.update(table, table_to_batch(table))
-    return found.evidence(sampling, about)
+        collector.update(table, table_to_batch(table))
+    return collector.evidence(sampling, about)

@@ -28,6 +28,11 @@ from typing import Any
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CLI = [sys.executable, "-m", "mismatch_cli"]
+# A run that outlives all kills
+_LONG = (
+    "--steps 100000 --checkpoint-every 1 --prompts-per-step 8 --eval-samples 1 --num-problems 16 "
+    "--no-plots"
+)
 
 
 def main() -> None:
@@ -43,9 +48,8 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    {"race": race, "kills": kills, "learn": learn, "every": every, "trained": trained}[
-        arguments.what
-    ](arguments)
+    jobs = {"race": race, "kills": kills, "learn": learn, "every": every, "trained": trained}
+    jobs[arguments.what](arguments)
 
 
 def race(arguments: argparse.Namespace) -> None:
@@ -55,64 +59,55 @@ def race(arguments: argparse.Namespace) -> None:
     for ranks in arguments.ranks:
         folder = arguments.folder / f"race-{ranks}"
         shutil.rmtree(folder, ignore_errors=True)
-        process = _start(
-            folder,
-            ranks,
-            arguments.engine,
-            ["--steps", str(arguments.steps), "--eval-samples", "1"],
-        )
+        flags = ["--steps", str(arguments.steps), "--eval-samples", "1"]
+        process = _start(folder, ranks, arguments.engine, flags)
         peak: dict[int, float] = {}
         while process.poll() is None:
             for rank, child in (_ranks(process.pid) or {0: process.pid}).items():
                 peak[rank] = max(peak.get(rank, 0.0), _gigabytes(child))
             time.sleep(0.1)
-        lines = _lines(folder)[1:]  # the first step warms up
-        phases = {name for line in lines for name in line["seconds"]} - {"evaluate"}
-        seconds = {
-            p: statistics.median(line["seconds"].get(p, 0.0) for line in lines)
-            for p in sorted(phases)
-        }
+        # The first step warms up
+        lines = _lines(folder)[1:]
+        seconds = _seconds_of_phases([line["seconds"] for line in lines])
         step = sum(seconds.values())
         tokens = statistics.mean(line["length"] for line in lines) * 512
-        found = {
+        result = {
             "ranks": ranks,
             "seconds": seconds,
             "step": step,
             "tokens_s": tokens / step,
             "gigabytes": peak,
         }
-        _note(arguments.folder, "race", found)
+        _note(arguments.folder, "race", result)
+
+
+def _seconds_of_phases(steps: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each phase over the steps; an evaluation is not part of a step."""
+    phases: set[str] = set().union(*steps) - {"evaluate"}
+    medians = {}
+    for phase in sorted(phases):
+        medians[phase] = statistics.median(step.get(phase, 0.0) for step in steps)
+    return medians
 
 
 def kills(arguments: argparse.Namespace) -> None:
     """Kill the ranks of one long run one after the other."""
     folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
     shutil.rmtree(folder, ignore_errors=True)
-    more = [
-        "--max-restarts",
-        str(arguments.kills),
-        "--checkpoint-every",
-        "1",
-        "--prompts-per-step",
-        "8",
-    ]
-    more += ["--steps", "100000", "--eval-samples", "1", "--num-problems", "16", "--no-plots"]
-    process = _start(folder, 2, arguments.engine, more)
+    restarts = ["--max-restarts", str(arguments.kills)]
+    process = _start(folder, 2, arguments.engine, [*restarts, *_LONG.split()])
     dead: set[int] = set()
     for number in range(arguments.kills):
-        while len(there := {r: p for r, p in _ranks(process.pid).items() if p not in dead}) < 2:
-            if process.poll() is not None:
-                raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
-            time.sleep(0.05)
+        alive = _restarted(process, dead, number)
         began = time.monotonic()
         time.sleep(chance.uniform(0, 40))
         rank = chance.choice([0, 1])
         if process.poll() is not None:
             raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
-        dead |= set(there.values())
-        os.kill(there[rank], signal.SIGKILL)
-        found = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
-        _note(arguments.folder, "kill", found)
+        dead |= set(alive.values())
+        os.kill(alive[rank], signal.SIGKILL)
+        result = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
+        _note(arguments.folder, "kill", result)
     recorded = len(_lines(folder))
     while len(_lines(folder)) <= recorded + 1:
         time.sleep(0.5)
@@ -120,11 +115,20 @@ def kills(arguments: argparse.Namespace) -> None:
     code = process.wait()
     steps = [line["step"] for line in _lines(folder)]
     whole = steps == list(range(1, len(steps) + 1))
-    _note(
-        arguments.folder,
-        "kills",
-        {"code": code, "steps": len(steps), "each_once": whole, "left": _left(dead)},
-    )
+    result = {"code": code, "steps": len(steps), "each_once": whole, "left": _left(dead)}
+    _note(arguments.folder, "kills", result)
+
+
+def _restarted(process: subprocess.Popen[bytes], dead: set[int], number: int) -> dict[int, int]:
+    """Both ranks of the attempt after this number of kills."""
+    while True:
+        ranks = _ranks(process.pid)
+        # The ranks of an ended attempt may still be listed
+        if len(ranks) == 2 and dead.isdisjoint(ranks.values()):
+            return ranks
+        if process.poll() is not None:
+            raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
+        time.sleep(0.05)
 
 
 def learn(arguments: argparse.Namespace) -> None:
@@ -133,11 +137,8 @@ def learn(arguments: argparse.Namespace) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     code = _start(folder, 2, arguments.engine, []).wait()
     rewards = [line["reward"] for line in _lines(folder) if line["step"]]
-    _note(
-        arguments.folder,
-        "learn",
-        {"code": code, "steps": len(rewards), "last_ten": statistics.mean(rewards[-10:])},
-    )
+    last_ten = statistics.mean(rewards[-10:])
+    _note(arguments.folder, "learn", {"code": code, "steps": len(rewards), "last_ten": last_ten})
 
 
 def every(arguments: argparse.Namespace) -> None:
@@ -153,30 +154,25 @@ def every(arguments: argparse.Namespace) -> None:
     for ranks in arguments.ranks:
         folder = arguments.folder / f"every-{ranks}"
         shutil.rmtree(folder, ignore_errors=True)
-        program = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(ranks),
-            __file__,
-            "trained",
-        ]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
         began = time.monotonic()
-        code = subprocess.run([*program, "--folder", str(folder)], check=False).returncode
-        steps = {name: [line for line in _lines(folder / name) if line["step"]] for name in TABLE}
-        whole = [name for name, lines in steps.items() if len(lines) == 3]
-        still = [
-            name for name, lines in steps.items() if not any(line["grad_norm"] for line in lines)
-        ]
-        found = {
+        job = [__file__, "trained", "--folder", str(folder)]
+        code = subprocess.run([*launcher, *job], check=False).returncode
+        whole, still = 0, []
+        for name in TABLE:
+            norms = [line["grad_norm"] for line in _lines(folder / name) if line["step"]]
+            whole += len(norms) == 3
+            if not any(norms):
+                still.append(name)
+        result = {
             "ranks": ranks,
             "code": code,
-            "algorithms": len(steps),
-            "whole": len(whole),
+            "algorithms": len(TABLE),
+            "whole": whole,
             "still": still,
+            "seconds": time.monotonic() - began,
         }
-        _note(arguments.folder, "every", found | {"seconds": time.monotonic() - began})
+        _note(arguments.folder, "every", result)
 
 
 def trained(arguments: argparse.Namespace) -> None:
@@ -203,37 +199,24 @@ def trained(arguments: argparse.Namespace) -> None:
 
 
 def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess.Popen[bytes]:
-    arguments = [
-        "train",
-        "--nproc",
-        str(ranks),
-        "--engine",
-        engine,
-        "--eval-every",
-        "0",
-        "--quiet",
-        *more,
-    ]
+    arguments = ["train", "--nproc", str(ranks), "--engine", engine, "--eval-every", "0", "--quiet"]
     with open(folder.with_suffix(".log"), "ab") as log:
         return subprocess.Popen(
-            [*_CLI, *arguments, "--output", str(folder)], stdout=log, stderr=log
+            [*_CLI, *arguments, *more, "--output", str(folder)], stdout=log, stderr=log
         )
 
 
 def _ranks(launcher: int) -> dict[int, int]:
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     try:
         for thread in Path(f"/proc/{launcher}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                found |= {
-                    int(s.removeprefix(b"RANK=")): int(child)
-                    for s in settings
-                    if s.startswith(b"RANK=")
-                }
+                for setting in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                    if setting.startswith(b"RANK="):
+                        ranks[int(setting.removeprefix(b"RANK="))] = int(child)
     except OSError:  # one has just ended
         return {}
-    return found
+    return ranks
 
 
 def _gigabytes(process: int) -> float:
@@ -255,8 +238,8 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def _note(folder: Path, what: str, found: dict[str, Any]) -> None:
-    line = json.dumps({"what": what, **found})
+def _note(folder: Path, what: str, result: dict[str, Any]) -> None:
+    line = json.dumps({"what": what, **result})
     print(line, flush=True)
     with open(folder / "ranks.jsonl", "a") as lines:
         lines.write(line + "\n")

@@ -45,15 +45,14 @@ def main() -> None:
     )
     parser.add_argument("--model", default=".real-model")
     model = _Model(parser.parse_args().model)
-    rows = [
-        _row(model, QUESTION.format(what=what), words.split())
-        for what, words in tomllib.loads(CANDIDATES.read_text(encoding="utf-8")).items()
-    ]
-    kept = sorted(rows, key=_together, reverse=True)[:_QUESTIONS]
+    rows = []
+    for what, words in tomllib.loads(CANDIDATES.read_text(encoding="utf-8")).items():
+        rows.append(_row(model, QUESTION.format(what=what), words.split()))
     KEPT.parent.mkdir(parents=True, exist_ok=True)
-    KEPT.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    for row in kept:
-        print(f"{row['problem'].splitlines()[-1]} {_together(row):.3f}: {row['answer']}")
+    with KEPT.open("w", encoding="utf-8") as file:
+        for row in sorted(rows, key=_together, reverse=True)[:_QUESTIONS]:
+            file.write(json.dumps(row) + "\n")
+            print(f"{row['problem'].splitlines()[-1]} {_together(row):.3f}: {row['answer']}")
 
 
 def _together(row: dict[str, Any]) -> float:
@@ -62,13 +61,13 @@ def _together(row: dict[str, Any]) -> float:
 
 
 def _row(model: _Model, question: str, words: Sequence[str]) -> dict[str, Any]:
-    measured = {word: model.probability(question, word) for word in words}
-    rare = {word: value for word, value in measured.items() if LOWEST <= value <= HIGHEST}
-    return {
-        "problem": question,
-        "answer": " ".join(rare),
-        "probability": [float(f"{value:.2g}") for value in rare.values()],
-    }
+    rare, probabilities = [], []
+    for word in words:
+        probability = model.probability(question, word)
+        if LOWEST <= probability <= HIGHEST:
+            rare.append(word)
+            probabilities.append(float(f"{probability:.2g}"))
+    return {"problem": question, "answer": " ".join(rare), "probability": probabilities}
 
 
 class _Model:
@@ -81,8 +80,8 @@ class _Model:
         self._next: dict[tuple[int, ...], Any] = {}
 
     def probability(self, question: str, word: str) -> float:
-        """Of the word after the question, in small letters or with a capital."""
-        return sum(self._of(question, spelled) for spelled in (word, word.capitalize()))
+        """The probability of the word after the question, in small letters or with a capital."""
+        return self._of(question, word) + self._of(question, word.capitalize())
 
     def _of(self, question: str, spelled: str) -> float:
         ids = self._tokenizer(question).input_ids
@@ -90,6 +89,7 @@ class _Model:
         product = 1.0
         for place, token in enumerate(word):
             product *= self._distribution((*ids, *word[:place]))[token]
+            # Each further token can only make the word rarer
             if product < LOWEST or place >= _MOST_TOKENS:
                 return 0.0
         return product

@@ -13,7 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +28,47 @@ _YES_OR_NO = [f"Is {n} a prime number? Answer with one word." for n in range(2, 
 Folder = Callable[[Path, Path], None]
 
 
-def main() -> None:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path(".real-model"))
     parser.add_argument("--threads", default="1")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = command_line().parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    model, folder = options.model.resolve(), options.folder.resolve()
+    model, folder, threads = options.model.resolve(), options.folder.resolve(), options.threads
     for name, prompts in (("cjk", _CJK), ("short", _YES_OR_NO)):
-        rows = "".join(json.dumps({"problem": text}) + "\n" for text in prompts)
-        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
-    base = folder / "healthy"
-    for name, flags in _healthy(folder).items():
-        _run(folder / name, options.threads, "probe", str(model), *flags)
-        _say(folder / name, "healthy")
-    for name, flags in _SCORED_AGAIN.items():
-        _run(folder / name, options.threads, "rescore", str(base), *flags)
-        _say(folder / name, "healthy")
-    for name, flags in _SETTINGS.items():
-        command = "probe" if "--kv-cache-dtype" in flags else "rescore"
-        source = str(model if command == "probe" else base)
-        more = _PROBE if command == "probe" else ()
-        _run(folder / name, options.threads, command, source, *more, *flags)
-        _say(folder / name, "faulty")
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for text in prompts:
+                file.write(json.dumps({"problem": text}) + "\n")
+    for name, kind, words in _unplanted(model, folder):
+        _run(folder / name, threads, *words)
+        _say(folder / name, kind)
     for name, plant in _PLANTED.items():
         faulty = folder / f"{name}-model"
         if not (folder / name / "trace").exists():
             shutil.copytree(model, faulty, dirs_exist_ok=True)
             plant(model, faulty)
-            _run(folder / name, options.threads, "rescore", str(base), *_with(faulty))
+            _run(folder / name, threads, "rescore", str(folder / "healthy"), *_with(faulty))
             shutil.rmtree(faulty)
         _say(folder / name, "faulty")
+
+
+def _unplanted(model: Path, folder: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """The runs whose flags are all that differs: name, kind, and what is typed."""
+    probe, rescore = ("probe", str(model)), ("rescore", str(folder / "healthy"))
+    for name, flags in _healthy(folder).items():
+        yield name, "healthy", (*probe, *flags)
+    for name, flags in _SCORED_AGAIN.items():
+        yield name, "healthy", (*rescore, *flags)
+    yield "fp8-cache", "faulty", (*probe, *_PROBE, "--kv-cache-dtype", "fp8")
+    for name, flags in _SETTINGS.items():
+        yield name, "faulty", (*rescore, *flags)
 
 
 def _healthy(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -70,10 +77,7 @@ def _healthy(folder: Path) -> dict[str, tuple[str, ...]]:
     cjk = (
         "--prompts",
         str(folder / "cjk.jsonl"),
-        "--samples-per-prompt",
-        "8",
-        "--max-tokens",
-        "96",
+        *("--samples-per-prompt", "8", "--max-tokens", "96"),
     )
     short = ("--prompts", str(folder / "short.jsonl"), "--max-tokens", "1")
     half = ("--rollout-dtype", "float16", "--trainer-dtype", "float16")
@@ -96,7 +100,6 @@ _SCORED_AGAIN = {
     "other-batches": ("--token-budget", "700"),
 }
 _SETTINGS = {
-    "fp8-cache": ("--kv-cache-dtype", "fp8"),
     "float32-head": ("--float32-head",),
     "trainer-at-0.85": ("--temperature", "0.85"),
 }
@@ -202,15 +205,17 @@ def _run(folder: Path, threads: str, *words: str) -> None:
 
 def _say(folder: Path, kind: str) -> None:
     line = [*_COMMAND, "diagnose", str(folder), "--json"]
-    found: dict[str, Any] = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)
-    expected = found["unexplained"]["expected"]
-    suspects = [row["setting"] for row in found["suspects"] if row["setting"]]
+    diagnosis: dict[str, Any] = json.loads(
+        subprocess.run(line, check=True, capture_output=True).stdout
+    )
+    expected = diagnosis["unexplained"]["expected"]
+    suspects = [row["setting"] for row in diagnosis["suspects"] if row["setting"]]
     share = expected["share_by_grid"]
+    by_grid = "" if share is None else f"{100 * share:.0f} %"
     print(
-        f"{kind} | {folder.name} | {found['sample']['tokens']} | {found['abs_d_mean']:.4f} | "
-        f"{expected['low']:.4f}–{expected['high']:.4f} | "
-        f"{'' if share is None else f'{100 * share:.0f} %'} | {found['faults']} | "
-        f"{found['first_cause']} | {suspects[:1]}",
+        f"{kind} | {folder.name} | {diagnosis['sample']['tokens']} | {diagnosis['abs_d_mean']:.4f} "
+        f"| {expected['low']:.4f}–{expected['high']:.4f} | {by_grid} | {diagnosis['faults']} | "
+        f"{diagnosis['first_cause']} | {suspects[:1]}",
         flush=True,
     )
 

@@ -46,19 +46,18 @@ def padded(step: int, count: int, tokens: int) -> dict[str, Any]:
 
 
 def apart(matrices: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same, one response at a time."""
-    masks = ("prompt_mask", "response_mask")
-    columns = {name: values for name, values in matrices.items() if name not in masks}
-    rows = (
-        {name: values[row] for name, values in columns.items()}
-        for row in range(len(matrices["prompt_ids"]))
-    )
-    return [dict(row) for row in rows]
+    """The rows of the matrices, one response each, without the masks."""
+    names = [name for name in matrices if name not in ("prompt_mask", "response_mask")]
+    rows = zip(*(matrices[name] for name in names), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def copy(rows: list[dict[str, Any]]) -> list[np.ndarray]:
-    """Seconds to copy a step; the copies are kept until it ends, as in every recording."""
-    return [np.copy(value) for row in rows for value in row.values()]
+    """Copies of a step's columns, which live until it ends, as in every recording."""
+    copies: list[np.ndarray] = []
+    for row in rows:
+        copies += map(np.copy, row.values())
+    return copies
 
 
 def hand_over(rows: list[dict[str, Any]], step: int, recorded: Callable[..., None]) -> None:
@@ -66,30 +65,31 @@ def hand_over(rows: list[dict[str, Any]], step: int, recorded: Callable[..., Non
         recorded(step=step, **row)
 
 
-def seconds(work: Callable[..., Any], *given: Any) -> float:
+def seconds(work: Callable[..., Any], *arguments: Any) -> float:
     began = time.perf_counter()
-    kept = work(*given)
+    result = work(*arguments)
     took = time.perf_counter() - began
-    del kept
+    del result
     return took
 
 
 def race(options: argparse.Namespace, form: str) -> float:
     """Print and return the median ratio of recording to copying."""
-    copies, given, written = [], [], []
+    copies, handovers, written = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(f"{folder}/run", every=options.every)
         for step in range(options.rounds):
             matrices = padded(step, options.responses, options.tokens)
             rows = apart(matrices) if form == "add" else [matrices]
             copies.append(seconds(copy, rows))
-            given.append(seconds(hand_over, rows, step, getattr(recorder, form)))
+            handovers.append(seconds(hand_over, rows, step, getattr(recorder, form)))
             written.append(seconds(recorder.flush))
         recorder.close()
-        kept = recorder.counts["written"] + recorder.counts["not sampled"]
-        assert kept == options.rounds * options.responses, recorder.counts
-    ratios = [mine / plain for mine, plain in zip(given, copies, strict=True)]
-    mine, plain = (statistics.median(times) / options.responses * 1e6 for times in (given, copies))
+        responses = recorder.counts["written"] + recorder.counts["not sampled"]
+        assert responses == options.rounds * options.responses, recorder.counts
+    ratios = [mine / plain for mine, plain in zip(handovers, copies, strict=True)]
+    mine = statistics.median(handovers) / options.responses * 1e6
+    plain = statistics.median(copies) / options.responses * 1e6
     times = f"{statistics.median(ratios):.2f} times ({min(ratios):.2f}–{max(ratios):.2f})"
     disk = f"on disk after {statistics.median(written):.2f} s"
     print(f"{form:<11}{mine:7.1f} µs a response, a copy {plain:.1f}: {times}; {disk}")

@@ -123,7 +123,8 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
         for name in names:
             floor = seconds(lambda: torch.mm(case.hidden_TH, case.weight_VH.T, out=product_TV))
             ratio = seconds(lambda name=name: VARIANTS[name].run(case)) / floor  # type: ignore[misc]
-            if round_ > 0:  # the first round warms up
+            # The first round warms up
+            if round_ > 0:
                 ratios[name].append(ratio)
                 floors.append(floor)
     return ratios, min(floors)
@@ -131,21 +132,11 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
 
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
-    sizes = [
-        "--hidden",
-        args.hidden,
-        "--vocab",
-        args.vocab,
-        "--tokens",
-        args.memory_tokens,
-        "--dtype",
-        args.dtype,
-    ]
-    sizes += ["--device", args.device]
+    sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens]
+    sizes += ["--dtype", args.dtype, "--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
-    return float(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-    )
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(child.stdout.split()[-1])
 
 
 def measure_memory(name: str, case: Case) -> float:
@@ -176,8 +167,10 @@ def peak() -> float:
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6  # the file counts kibibytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes
+        # The file counts kibibytes
+        return int(line.split()[1]) * 1024 / 1e6
+    # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def agree(case: Case, names: list[str]) -> None:
@@ -186,11 +179,8 @@ def agree(case: Case, names: list[str]) -> None:
     for name in names:
         worst = (VARIANTS[name].run(case).float() - exact_T).abs().max().item()
         # TRL gathers in the logits' dtype: its bfloat16 log-probs are rounded to bfloat16.
-        assert worst < (
-            1e-4
-            if case.weight_VH.dtype == torch.float32 or name != "TRL selective_log_softmax"
-            else 0.1
-        ), name
+        is_rounded = case.weight_VH.dtype != torch.float32 and name == "TRL selective_log_softmax"
+        assert worst < (0.1 if is_rounded else 1e-4), name
 
 
 def installed() -> tuple[list[str], str]:
@@ -199,9 +189,8 @@ def installed() -> tuple[list[str], str]:
     try:
         import trl
     except ImportError:
-        return [
-            name for name in VARIANTS if not name.startswith("TRL")
-        ], "trl not installed: pip install trl"
+        without_trl = [name for name in VARIANTS if not name.startswith("TRL")]
+        return without_trl, "trl not installed: pip install trl"
     return list(VARIANTS), f"trl {trl.__version__}"
 
 
@@ -241,7 +230,7 @@ def show(
     console.print(f"Targets (at most {TARGET_RATIO} × the product, {TARGET_MB:.0f} MB): {verdict}.")
 
 
-def main() -> None:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -255,7 +244,11 @@ def main() -> None:
         "--memory-tokens", type=int, default=2048, help="tokens of the memory measurement"
     )
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = command_line().parse_args()
     torch.set_num_threads(1)
     torch.set_default_device(args.device)
     case = make_case(args.tokens, args.hidden, args.vocab, args.dtype)

@@ -42,6 +42,7 @@ def quantised(weight: torch.Tensor, kind: str) -> torch.Tensor:
     if weight.dim() != 2:
         return weight.bfloat16()
     dtype, largest = QUANTISED[kind]
+    # A channel of zeros would divide by 0
     scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
     scaled = weight.float() / scale
     scaled = scaled.round() if dtype == torch.int8 else scaled
@@ -109,6 +110,7 @@ class Bench:
         if lora:
             start_lora(self.model, rank=8, alpha=16, targets="all-linear", seed=0)
             self.model = MergedAdapter(self.trainer.model)
+        self.planted: Any = None
         self.held = getattr(torch, held)
         self.prompts = [
             load_tokenizer(model).encode(f"Question: What is {7 + i} plus {3 * i + 5}?\nAnswer:")
@@ -171,70 +173,77 @@ class Bench:
         return made
 
     def scores(self, samples: list[LearnedResponse]) -> list[Any]:
-        scores = self.trainer.score(
-            [ScoreRequest.of(s.rollout) for s in samples], token_budget=BUDGET
-        )
-        return [score.logp_T for score in scores]
+        requests = [ScoreRequest.of(sample.rollout) for sample in samples]
+        return [score.logp_T for score in self.trainer.score(requests, token_budget=BUDGET)]
 
     def differing(self) -> str:
         """How many of the engine's tensors are not what the model has now."""
         if self.kind:
             return "–"
         state = saved_state(self.model)
-        read = [
-            (name, tensor)
-            for name, tensor in self.engine.weights()
-            if isinstance(tensor, torch.Tensor)
-        ]
-        differ = sum(not torch.equal(tensor, state[name].to(tensor)) for name, tensor in read)
-        return f"{differ}/{len(read)}"
+        read = differ = 0
+        for name, tensor in self.engine.weights():
+            if isinstance(tensor, torch.Tensor):
+                read += 1
+                differ += not torch.equal(tensor, state[name].to(tensor))
+        return f"{differ}/{read}"
 
     def rows(self, sizes: list[float]) -> Iterator[tuple[Any, ...]]:
         """Step size, what was sent, the answer, the gap to the weights as sent, the lag, and
         tensors that differ.
         """
-        kept = [weight.detach().clone() for weight in self.trained()]
+        originals = [weight.detach().clone() for weight in self.trained()]
         for size in sizes:
             before = {
                 name: weight.detach().clone() for name, weight in self.model.state_dict().items()
             }
             parts = stale_parts(list(before))
             for planted in ("right", *parts, "another model"):
-                sync = self.sync()
-                sync._engine = self  # type: ignore[assignment]
-                self.given: Any = None
-                sync.load(1)
-                first = self.samples(1)
-                sync.score_before_update(1, first)
-                sync.prove(1, first, self.scores(first))
+                sync = self._sync_after_a_step()
                 self.move(size)
                 if planted in parts:
-                    self.given = PartOf(self.model, before, parts[planted])
+                    self.planted = PartOf(self.model, before, parts[planted])
                 elif planted == "another model":
-                    self.given = Another(self.model)
+                    self.planted = Another(self.model)
                 sync.load(2)
-                differ, second = self.differing(), self.samples(2)
-                sync.score_before_update(2, second)
-                learning = self.scores(second)
-                try:
-                    proof = sync.prove(2, second, learning)
-                    answer, lag = proof["sync"], proof["rounding"]
-                except MismatchError as error:
-                    answer, lag = (
-                        "FOUND" + (" (older)" if "earlier step" in str(error) else " (gap)"),
-                        {},
-                    )
-                mu = [s.rollout.logp_rollout_T for s in second]
-                few = len(sync._logp_sent or [])
-                gap = mean_gap(mu[:few], sync._logp_sent or [])
-                yield size, planted, answer, gap, lag, differ
-                with torch.no_grad():
-                    for weight, value in zip(self.trained(), kept, strict=True):
-                        weight.copy_(value)
+                differ, samples = self.differing(), self.samples(2)
+                sync.score_before_update(2, samples)
+                answer, lag = _answer(sync, samples, self.scores(samples))
+                sent = sync._logp_sent or []
+                mu = [sample.rollout.logp_rollout_T for sample in samples]
+                yield size, planted, answer, mean_gap(mu[: len(sent)], sent), lag, differ
+                self._put_back(originals)
+
+    @torch.no_grad()
+    def _put_back(self, originals: list[torch.Tensor]) -> None:
+        for weight, value in zip(self.trained(), originals, strict=True):
+            weight.copy_(value)
+
+    def _sync_after_a_step(self) -> WeightSync:
+        """A sync whose first step was right, and whose engine gets what is planted from now on."""
+        sync = self.sync()
+        sync._engine = self  # type: ignore[assignment]
+        self.planted = None
+        sync.load(1)
+        samples = self.samples(1)
+        sync.score_before_update(1, samples)
+        sync.prove(1, samples, self.scores(samples))
+        return sync
 
     def load_weights(self, model: Any) -> None:
         """The engine that the sync knows: it gets what is planted."""
-        self.give(self.given or model)
+        self.give(self.planted or model)
+
+
+def _answer(
+    sync: WeightSync, samples: list[LearnedResponse], scores: list[Any]
+) -> tuple[str, dict[str, Any]]:
+    """What the sync says of its second step, and what rounding swallowed."""
+    try:
+        proof = sync.prove(2, samples, scores)
+    except MismatchError as error:
+        return ("FOUND (older)" if "earlier step" in str(error) else "FOUND (gap)"), {}
+    return proof["sync"], proof["rounding"]
 
 
 def main() -> None:
@@ -246,13 +255,13 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--size", type=float, action="append")
     parser.add_argument("--log", type=Path, default=Path("sync-engine.log"))
-    asked = parser.parse_args()
-    bench = Bench(asked.model, asked.dtype, asked.lora, asked.log)
-    for size, planted, answer, gap, lag, differ in bench.rows(asked.size or list(SIZES)):
+    options = parser.parse_args()
+    bench = Bench(options.model, options.dtype, options.lora, options.log)
+    for size, planted, answer, gap, lag, differ in bench.rows(options.size or list(SIZES)):
         changed = lag.get("weights_changed")
         words = f"changed {changed:.3%} lag {lag['abs_dp_mean']:.2g}" if changed is not None else ""
         print(
-            f"{asked.dtype} {'lora' if asked.lora else 'full'} {size:g} | {planted} | {answer} | "
+            f"{options.dtype} {'lora' if options.lora else 'full'} {size:g} | {planted} | {answer} | "
             f"{gap:.2g} | {differ} | {words}",
             flush=True,
         )

@@ -51,14 +51,11 @@ JOBS: dict[str, Job] = {
     "parquet": partial(export, "parquet"),
     "csv": partial(export, "csv"),
 }
-PLAN: Plan = tuple(
-    (name, label, (*COLUMNS, *TOPK), None)
-    for name, label in (
-        ("tokens", "tokens, one frame"),
-        ("frames", "token_frames()"),
-        ("parquet", "--export parquet"),
-        ("csv", "--export csv"),
-    )
+PLAN: Plan = (
+    ("tokens", "tokens, one frame", (*COLUMNS, *TOPK), None),
+    ("frames", "token_frames()", (*COLUMNS, *TOPK), None),
+    ("parquet", "--export parquet", (*COLUMNS, *TOPK), None),
+    ("csv", "--export csv", (*COLUMNS, *TOPK), None),
 )
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def generate(
 def _write_shard(
     folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int
 ) -> None:
-    rng = np.random.default_rng([0, index])  # per shard: any number of workers writes the same
+    # Per shard: any number of workers writes the same
+    rng = np.random.default_rng([0, index])
     size = min(shard_tokens, tokens - index * shard_tokens)
     write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 
@@ -58,30 +59,21 @@ def _write_shard(
 def _shard(
     rng: np.random.Generator, index: int, tokens: int, top_k: int, updates: float
 ) -> pa.Table:
-    cuts = np.cumsum(np.maximum(rng.lognormal(6.7, 0.6, tokens // 200 + 2), 1).astype(np.int64))
-    offsets = np.concatenate([[0], cuts[cuts < tokens], [tokens]])
+    offsets = _offsets(rng, tokens)
     count = len(offsets) - 1
-    prompt = index * 10_000 + np.arange(count) // SAMPLES
-    blocks = [
-        _token_columns(rng, min(_BLOCK, tokens - first), top_k or _ALTERNATIVES, updates)
-        for first in range(0, tokens, _BLOCK)
-    ]
-    names = [name for name in blocks[0] if top_k or not name.startswith("topk_")]
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in names}
+    prompt_S = index * 10_000 + np.arange(count) // SAMPLES
+    columns = _in_blocks(rng, tokens, top_k, updates)
     if updates:
-        columns["advantage"] = np.repeat(
-            rng.choice([-0.5, -0.25, 0.25, 0.5], count), np.diff(offsets)
-        ).astype(np.float32)
-    repeated = np.repeat(prompt % 8 == 0, np.diff(offsets))
+        advantage_S = rng.choice([-0.5, -0.25, 0.25, 0.5], count)
+        columns["advantage"] = np.repeat(advantage_S, np.diff(offsets)).astype(np.float32)
     arrays = {name: _lists(values, offsets) for name, values in columns.items()}
-    arrays["logp_trainer_repeat"] = _some_lists(
-        columns["logp_trainer"], repeated, offsets, prompt % 8 == 0, rng
-    )
+    logp_T = columns["logp_trainer"]
+    arrays["logp_trainer_repeat"] = _repeats(rng, logp_T, offsets, prompt_S % 8 == 0)
     keys: dict[str, Any] = {
         "step": np.zeros(count, np.int32),
         "epoch": np.zeros(count, np.int32),
         "minibatch": np.zeros(count, np.int32),
-        "prompt_id": prompt,
+        "prompt_id": prompt_S,
         "sample_index": np.arange(count, dtype=np.int32) % SAMPLES,
         "version_rollout": np.zeros(count, np.int32),
         "version_trainer": np.full(count, int(updates > 0), np.int32),
@@ -94,45 +86,72 @@ def _shard(
     return pa.table({name: table[name] for name in COLUMNS if name in table})
 
 
+def _offsets(rng: np.random.Generator, tokens: int) -> np.ndarray:
+    """Where responses of about 800 tokens begin and end."""
+    length_S = np.maximum(rng.lognormal(6.7, 0.6, tokens // 200 + 2), 1).astype(np.int64)
+    cuts = np.cumsum(length_S)
+    return np.concatenate([[0], cuts[cuts < tokens], [tokens]])
+
+
+def _in_blocks(
+    rng: np.random.Generator, tokens: int, top_k: int, updates: float
+) -> dict[str, np.ndarray]:
+    """The columns of all tokens; those of the top-K only if there is one."""
+    blocks = []
+    for first in range(0, tokens, _BLOCK):
+        size = min(_BLOCK, tokens - first)
+        blocks.append(_token_columns(rng, size, top_k or _ALTERNATIVES, updates))
+    columns = {}
+    for name in blocks[0]:
+        if top_k or not name.startswith("topk_"):
+            columns[name] = np.concatenate([block[name] for block in blocks])
+    return columns
+
+
 def _token_columns(
     rng: np.random.Generator, tokens: int, top_k: int, updates: float
 ) -> dict[str, np.ndarray]:
-    scale = rng.gamma(2.0, 1.0, (tokens, 1)).astype(np.float32) + np.float32(0.3)
-    parts = rng.standard_exponential((tokens, top_k + 1), dtype=np.float32) * scale
-    parts.sort(axis=1)
-    # Most tokens are nearly certain
-    parts[:, 1:] += rng.standard_exponential((tokens, 1), dtype=np.float32) * 6
-    rollout = _log_softmax(-parts)
-    again = rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(0.03) - parts
-    recomputed = _log_softmax(again)
-    trainer = _log_softmax(
-        again + rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(updates)
-    )
-    ids = rng.integers(0, VOCABULARY, (tokens, top_k + 1), dtype=np.int32)
-    chosen = (np.exp(rollout).cumsum(axis=1) < rng.random((tokens, 1), dtype=np.float32)).sum(
-        axis=1, keepdims=True
-    )
-    chosen = np.minimum(chosen, top_k)
-    sampled = {
-        name: np.take_along_axis(x, chosen, 1)[:, 0]
-        for name, x in (("ids", ids), ("q", rollout), ("p", trainer), ("again", recomputed))
-    }
-    stale = {
-        "logp_recomputed": sampled["again"],
-        "topk_logp_recomputed": recomputed[:, :-1].reshape(-1),
-    }
-    return (stale if updates else {}) | {
-        "response_ids": sampled["ids"],
+    """The columns of some tokens, each sampled from its K + 1 candidates."""
+    rollout_TV, recomputed_TV, trainer_TV = _policies(rng, tokens, top_k, updates)
+    ids_TV = rng.integers(0, VOCABULARY, (tokens, top_k + 1), dtype=np.int32)
+    uniform_T1 = rng.random((tokens, 1), dtype=np.float32)
+    chosen_T1 = (np.exp(rollout_TV).cumsum(axis=1) < uniform_T1).sum(axis=1, keepdims=True)
+    chosen_T1 = np.minimum(chosen_T1, top_k)
+
+    def sampled(x_TV: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(x_TV, chosen_T1, 1)[:, 0]
+
+    columns = {
+        "response_ids": sampled(ids_TV),
         "loss_mask": np.ones(tokens, dtype=bool),
-        "logp_rollout": sampled["q"],
-        "rank_rollout": chosen[:, 0].astype(np.int32) + 1,
-        "logp_trainer": sampled["p"],
-        "entropy_trainer": -(np.exp(trainer) * trainer).sum(axis=1),
-        "rank_trainer": chosen[:, 0].astype(np.int32) + 1,
-        "topk_ids": ids[:, :-1].reshape(-1),
-        "topk_logp_rollout": rollout[:, :-1].reshape(-1),
-        "topk_logp_trainer": trainer[:, :-1].reshape(-1),
+        "logp_rollout": sampled(rollout_TV),
+        "rank_rollout": chosen_T1[:, 0].astype(np.int32) + 1,
+        "logp_trainer": sampled(trainer_TV),
+        "entropy_trainer": -(np.exp(trainer_TV) * trainer_TV).sum(axis=1),
+        "rank_trainer": chosen_T1[:, 0].astype(np.int32) + 1,
+        "topk_ids": ids_TV[:, :-1].reshape(-1),
+        "topk_logp_rollout": rollout_TV[:, :-1].reshape(-1),
+        "topk_logp_trainer": trainer_TV[:, :-1].reshape(-1),
     }
+    if updates:
+        columns["logp_recomputed"] = sampled(recomputed_TV)
+        columns["topk_logp_recomputed"] = recomputed_TV[:, :-1].reshape(-1)
+    return columns
+
+
+def _policies(
+    rng: np.random.Generator, tokens: int, top_k: int, updates: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """log μ over the candidates of each token, log π at the same weights, and log π now."""
+    scale_T1 = rng.gamma(2.0, 1.0, (tokens, 1)).astype(np.float32) + np.float32(0.3)
+    energy_TV = rng.standard_exponential((tokens, top_k + 1), dtype=np.float32) * scale_T1
+    energy_TV.sort(axis=1)
+    # Most tokens are nearly certain
+    energy_TV[:, 1:] += rng.standard_exponential((tokens, 1), dtype=np.float32) * 6
+    shape = energy_TV.shape
+    again_TV = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.03) - energy_TV
+    now_TV = again_TV + rng.standard_normal(shape, dtype=np.float32) * np.float32(updates)
+    return _log_softmax(-energy_TV), _log_softmax(again_TV), _log_softmax(now_TV)
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
@@ -145,18 +164,13 @@ def _lists(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array((offsets * width).astype(np.int32)), pa.array(values))
 
 
-def _some_lists(
-    values: np.ndarray,
-    chosen: np.ndarray,
-    offsets: np.ndarray,
-    rows: np.ndarray,
-    rng: np.random.Generator,
+def _repeats(
+    rng: np.random.Generator, logp_T: np.ndarray, offsets: np.ndarray, chosen_S: np.ndarray
 ) -> pa.ListArray:
-    kept = values[chosen]
-    kept = np.minimum(
-        kept + rng.standard_normal(len(kept), dtype=np.float32) * np.float32(1e-3),
-        np.float32(-1e-7),
-    )
-    starts = np.concatenate([[0], np.cumsum(np.where(rows, np.diff(offsets), 0))])
-    lengths = pa.array(starts.astype(np.int32), mask=np.append(~rows, False))
-    return pa.ListArray.from_arrays(lengths, pa.array(kept))
+    """Log-probs scored twice, in the chosen responses only; the others have no list."""
+    logp_T = logp_T[np.repeat(chosen_S, np.diff(offsets))]
+    noise_T = rng.standard_normal(len(logp_T), dtype=np.float32) * np.float32(1e-3)
+    again_T = np.minimum(logp_T + noise_T, np.float32(-1e-7))
+    starts = np.concatenate([[0], np.cumsum(np.where(chosen_S, np.diff(offsets), 0))])
+    lengths = pa.array(starts.astype(np.int32), mask=np.append(~chosen_S, False))
+    return pa.ListArray.from_arrays(lengths, pa.array(again_T))

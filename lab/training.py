@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,13 @@ def phases(options: argparse.Namespace) -> Iterator[str]:
     records, _ = run(options.folder / "phases", ["--steps", "20", *options.flags])
     # The first one compiles and warms up
     steps = [record["seconds"] for record in records if "reward" in record][1:]
-    total = sum(sum(step.values()) for step in steps)
-    for phase in sorted({name for step in steps for name in step}):
-        seconds = sum(step.get(phase, 0.0) for step in steps)
+    by_phase: Counter[str] = Counter()
+    for step in steps:
+        by_phase.update(step)
+    total = by_phase.total()
+    for phase, seconds in sorted(by_phase.items()):
         yield f"{phase:<12}{seconds / len(steps):>8.3f} s a step{100 * seconds / total:>7.1f} %"
-    rest = sum(seconds for step in steps for phase, seconds in step.items() if phase not in WORK)
+    rest = sum(seconds for phase, seconds in by_phase.items() if phase not in WORK)
     yield f"all but {', '.join(WORK)}: {100 * rest / total:.1f} % (target {100 * OVERHEAD:.0f} %)"
 
 
@@ -97,14 +100,11 @@ def collapse(options: argparse.Namespace) -> Iterator[str]:
         for seed in options.seeds:
             flags = ["--algorithm", name, "--seed", str(seed), *options.flags]
             records, _ = run(options.folder / f"{name}-seed-{seed}", flags)
-            reward_N = np.array([record["reward"] for record in records if "reward" in record])
+            trained = [record for record in records if "reward" in record]
+            reward_N = np.array([record["reward"] for record in trained])
             ends.setdefault(name, []).append(float(reward_N[-LAST:].mean()))
             best = np.convolve(reward_N, np.full(5, 0.2), "valid").max()
-            gap_N = [
-                record["mismatch"].get("abs_dp_mean") or np.nan
-                for record in records
-                if "reward" in record
-            ]
+            gap_N = [record["mismatch"].get("abs_dp_mean") or np.nan for record in trained]
             bad = np.nanmean([record.get("bad_over_negative") or 0.0 for record in records])
             yield (
                 f"{name:<20}{seed:>5}{reward_N[:5].mean():>9.3f}{best:>8.3f}{ends[name][-1]:>9.3f}"
@@ -119,13 +119,11 @@ def collapse(options: argparse.Namespace) -> Iterator[str]:
 
 def game(options: argparse.Namespace) -> Iterator[str]:
     options.folder.mkdir(parents=True, exist_ok=True)
-    (file,) = (
-        step
-        for step in steps(DOCS / "environments.md")
-        if isinstance(step, File) and step.name == "simon.py"
-    )
-    (options.folder / file.name).write_text(file.text, encoding="utf-8")
-    flags = ["--environment", f"{options.folder / file.name}:Simon", *GAME, *options.flags]
+    environment = options.folder / "simon.py"
+    for step in steps(DOCS / "environments.md"):
+        if isinstance(step, File) and step.name == environment.name:
+            environment.write_text(step.text, encoding="utf-8")
+    flags = ["--environment", f"{environment}:Simon", *GAME, *options.flags]
     yield (
         f"{'seed':>4}{'minutes':>9}{'accuracy before':>17}{'at the end':>12}  reward of each "
         "step, turns of the last"
@@ -144,16 +142,8 @@ def run(folder: Path, flags: Sequence[str]) -> tuple[list[Record], float]:
     """The metrics lines of a `train` run, and its wall time in minutes with start-up and report."""
     clock = folder / "minutes.txt"
     if not clock.is_file():
-        command = [
-            sys.executable,
-            "-m",
-            "mismatch_cli",
-            "train",
-            "--quiet",
-            "--output",
-            str(folder),
-            *flags,
-        ]
+        command = [sys.executable, "-m", "mismatch_cli", "train"]
+        command += ["--quiet", "--output", str(folder), *flags]
         # Remains of a broken run, whose time would be incomplete
         shutil.rmtree(folder, ignore_errors=True)
         began = time.monotonic()

@@ -42,17 +42,16 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Iterable[str]) ->
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
             np.savez(path, allow_pickle=False, **_score(name, pool, trace, model, dtype))
-        kept = np.load(path)
-        topk = kept.get("topk_logp_TK")
-        pool.variants[name] = Scores(kept["logp_T"], kept["entropy_T"], topk)
+        arrays = np.load(path)
+        topk = arrays.get("topk_logp_TK")
+        pool.variants[name] = Scores(arrays["logp_T"], arrays["entropy_T"], topk)
 
 
 def model_at_hand(pool: Pool, sample: Sample) -> ModelAtHand:
     """The model that scored a pool, with which `diagnose` can read responses again."""
-    keys = zip(
-        *(pool.rows[name].tolist() for name in ("step", "prompt_id", "sample_index")), strict=True
-    )
-    prompts = {key: list(ids) for key, ids in zip(keys, pool.rows["prompt_ids"], strict=True)}
+    rows = pool.rows
+    columns = (rows["step"].tolist(), rows["prompt_id"].tolist(), rows["sample_index"].tolist())
+    prompts = dict(zip(zip(*columns, strict=True), map(list, rows["prompt_ids"]), strict=True))
     return ModelAtHand(sample, prompts, lambda: scoring_model(pool))
 
 
@@ -72,17 +71,19 @@ def _score(name: str, pool: Pool, trace: Trace, model: str, dtype: str) -> dict[
     trainer = _trainer(name, model, dtype)
     if name.startswith("penalised"):
         return _penalised(float(name.removeprefix("penalised")), trainer.model, requests)
-    scores = trainer.score(requests, token_budget=_TOKEN_BUDGET)
-    cut = pool.length_S.tolist()  # a retokenised response is longer than what the engine sampled
-    found = {
-        "logp_T": np.concatenate([s.logp_T[:n] for s, n in zip(scores, cut, strict=True)]),
-        "entropy_T": np.concatenate([s.entropy_T[:n] for s, n in zip(scores, cut, strict=True)]),
-    }
+    logp, entropy, topk = [], [], []
+    for score, length in zip(
+        trainer.score(requests, token_budget=_TOKEN_BUDGET), pool.length_S, strict=True
+    ):
+        # A retokenised response is longer than what the engine sampled
+        logp.append(score.logp_T[:length])
+        entropy.append(score.entropy_T[:length])
+        if score.logp_at_topk_TK is not None:
+            topk.append(score.logp_at_topk_TK)
+    arrays = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
     if "topk_ids" in pool.ranks and name != "retokenised":
-        found["topk_logp_TK"] = np.concatenate(
-            [s.logp_at_topk_TK for s in scores if s.logp_at_topk_TK is not None]
-        )
-    return found
+        arrays["topk_logp_TK"] = np.concatenate(topk)
+    return arrays
 
 
 def _trainer(name: str, model: str, dtype: str) -> Trainer:
@@ -157,23 +158,16 @@ def _requests(name: str, pool: Pool, trace: Trace) -> list[ScoreRequest]:
 def _context(name: str, prompt: list[int], longest: int) -> list[int]:
     """The prompt as the trainer reads it: padded, or with another token."""
     if name.startswith("padded"):
-        count = (
-            longest - len(prompt)
-            if name == "padded-to-longest"
-            else int(name.removeprefix("padded"))
-        )
-        return [_PADDING] * count + prompt
+        if name == "padded-to-longest":
+            return [_PADDING] * (longest - len(prompt)) + prompt
+        return [_PADDING] * int(name.removeprefix("padded")) + prompt
     if name == "prompt-dropped":
         return prompt[1:]
     if name.startswith("prompt-"):
-        at = {"first": 0, "middle": len(prompt) // 2, "last": len(prompt) - 1}[
-            name.removeprefix("prompt-")
-        ]
-        return [
-            *prompt[:at],
-            _ANOTHER if prompt[at] != _ANOTHER else _ANOTHER + 1,
-            *prompt[at + 1 :],
-        ]
+        places = {"first": 0, "middle": len(prompt) // 2, "last": len(prompt) - 1}
+        at = places[name.removeprefix("prompt-")]
+        other = _ANOTHER if prompt[at] != _ANOTHER else _ANOTHER + 1
+        return [*prompt[:at], other, *prompt[at + 1 :]]
     return prompt
 
 
@@ -188,47 +182,53 @@ def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict
     """
     logp, entropy, topk = [], [], []
     for request in requests:
-        ids = torch.tensor(request.prompt_ids + request.response_ids)
-        start = len(request.prompt_ids)
-        logits_TV = model(input_ids=ids[None, :-1]).logits[0, start - 1 :].float()
-        seen_TV = torch.zeros(len(logits_TV), logits_TV.shape[1], dtype=torch.bool)
-        seen_TV[:, ids[:start]] = True
-        for t in range(1, len(logits_TV)):
-            seen_TV[t:, ids[start + t - 1]] = True
-        penalised_TV = torch.where(logits_TV > 0, logits_TV / penalty, logits_TV * penalty)
-        logp_TV = torch.where(seen_TV, penalised_TV, logits_TV).log_softmax(-1)
-        logp.append(logp_TV.gather(1, ids[start:, None])[:, 0].numpy())
+        logp_TV = _penalised_logp(penalty, model, request)
+        ids_T = torch.tensor(request.response_ids)
+        logp.append(logp_TV.gather(1, ids_T[:, None])[:, 0].numpy())
         entropy.append(-(logp_TV.exp() * logp_TV).sum(-1).numpy())
         if request.topk_ids_TK is not None:
-            topk.append(
-                logp_TV.gather(1, torch.from_numpy(request.topk_ids_TK.astype(np.int64))).numpy()
-            )
-    found = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
-    return found | ({"topk_logp_TK": np.concatenate(topk)} if topk else {})
+            topk_ids_TK = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
+            topk.append(logp_TV.gather(1, topk_ids_TK).numpy())
+    arrays = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
+    if topk:
+        arrays["topk_logp_TK"] = np.concatenate(topk)
+    return arrays
+
+
+def _penalised_logp(penalty: float, model: Any, request: ScoreRequest) -> torch.Tensor:
+    """The whole distribution at each token of the response, T × V."""
+    ids = torch.tensor(request.prompt_ids + request.response_ids)
+    # The logits at a position are those of the next token
+    start = len(request.prompt_ids)
+    logits_TV = model(input_ids=ids[None, :-1]).logits[0, start - 1 :].float()
+    in_context_TV = torch.zeros(len(logits_TV), logits_TV.shape[1], dtype=torch.bool)
+    in_context_TV[:, ids[:start]] = True
+    for t in range(1, len(logits_TV)):
+        in_context_TV[t:, ids[start + t - 1]] = True
+    penalised_TV = torch.where(logits_TV > 0, logits_TV / penalty, logits_TV * penalty)
+    return torch.where(in_context_TV, penalised_TV, logits_TV).log_softmax(-1)
 
 
 def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
     """Token ids whose text is that of two other tokens."""
-    text_of = {
-        i: text for i in range(4096) if not (text := trace.vocabulary.decode([i])).startswith("⟨")
-    }
+    texts = [trace.vocabulary.decode([i]) for i in range(4096)]
+    text_of = {i: text for i, text in enumerate(texts) if not text.startswith("⟨")}
     id_of = {text: i for i, text in text_of.items()}
-    found = {}
+    splits = {}
     for token, text in text_of.items():
         for cut in range(1, len(text)):
             if text[:cut] in id_of and text[cut:] in id_of:
-                found[token] = (id_of[text[:cut]], id_of[text[cut:]])
+                splits[token] = (id_of[text[:cut]], id_of[text[cut:]])
                 break
-    return found
+    return splits
 
 
 def _with_one_split(
     ids: list[int], splits: dict[int, tuple[int, int]], rng: np.random.Generator
 ) -> list[int]:
     """The ids with one token of the first half split in two; unchanged if none can be split."""
-    possible = [
-        i for i, token in enumerate(ids[: max(1, len(ids) // 2)]) if token in splits and i >= 3
-    ]
+    half = max(1, len(ids) // 2)
+    possible = [i for i in range(3, half) if ids[i] in splits]
     if not possible:
         return ids
     at = int(rng.choice(possible))

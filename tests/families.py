@@ -159,8 +159,8 @@ def config_of(family: str, **changes: Any) -> Any:
     """The transformers configuration with these settings."""
     import transformers
 
-    known = FAMILIES[family]
-    return getattr(transformers, f"{known.name}Config")(**_SIZES | dict(known.settings) | changes)
+    entry = FAMILIES[family]
+    return getattr(transformers, f"{entry.name}Config")(**_SIZES | dict(entry.settings) | changes)
 
 
 def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
@@ -175,7 +175,8 @@ def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **c
     from mismatch_cli.models.loading import load_tokenizer
 
     model = AutoModelForCausalLM.from_config(config_of(family, **changes))
-    torch.manual_seed(0)  # the same weights, whatever is changed
+    # The same weights, whatever is changed
+    torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             noise = torch.randn_like(weight)

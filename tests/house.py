@@ -1,4 +1,5 @@
-"""The house in numbers: tokens, width and constructs of the package, each of which may only fall.
+"""The house in numbers: tokens, width and constructs of the package, each of which may only fall;
+and what lab/ and the tests have of those that decide how code reads.
 
 python -m tests.house           # today's numbers, and what they may be
 python -m tests.house --lower   # write the numbers that have fallen into tests/ratchets.toml
@@ -18,8 +19,9 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -27,7 +29,7 @@ import typer
 from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.configuration import has_flag
-from tests.paths import PACKAGE
+from tests.paths import PACKAGE, ROOT
 
 RATCHETS = Path(__file__).with_name("ratchets.toml")
 MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
@@ -65,10 +67,10 @@ Places = Iterator[str]
 
 
 class File:
-    """A file of the package, parsed."""
+    """A file, parsed; its name is its path from the package, or from another folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.relative_to(PACKAGE).as_posix()
+    def __init__(self, path: Path, folder: Path = PACKAGE) -> None:
+        self.name = path.relative_to(folder).as_posix()
         self.text = path.read_text(encoding="utf-8")
         self.lines = self.text.splitlines()
         self.nodes = list(ast.walk(ast.parse(self.text)))
@@ -84,8 +86,9 @@ class File:
         return f"{PACKAGE.name}.{self.name[:-3].replace('/', '.')}".removesuffix(".__init__")
 
     def strings(self) -> Iterator[ast.Constant]:
-        constants = (node for node in self.nodes if isinstance(node, ast.Constant))
-        return (node for node in constants if isinstance(node.value, str))
+        for node in self.nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node
 
     def place(self, node: ast.AST) -> str:
         return f"{self.name}:{node.lineno}"
@@ -100,16 +103,25 @@ class File:
 
 @cache
 def files() -> tuple[File, ...]:
-    return tuple(File(path) for path in sorted(PACKAGE.rglob("*.py")))
+    return tuple(map(File, sorted(PACKAGE.rglob("*.py"))))
 
 
-def tokens() -> int:
-    return sum(len(file.token_lines) for file in files())
+@cache
+def files_of(folder: str) -> tuple[File, ...]:
+    """The files of `lab` or `tests`, named from the root of the project."""
+    return tuple(File(path, ROOT) for path in sorted((ROOT / folder).rglob("*.py")))
 
 
-def each(
-    kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool] = lambda _: True
-) -> Places:
+def helpers() -> list[File]:
+    """What tests import: builders, readers, stand-ins, fixtures."""
+    return [file for file in files_of("tests") if "/test_" not in file.name]
+
+
+def tokens(among: Iterable[File]) -> int:
+    return sum(len(file.token_lines) for file in among)
+
+
+def each(kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool]) -> Places:
     for file in files():
         for node in file.nodes:
             if isinstance(node, kind) and holds(node):
@@ -215,9 +227,9 @@ def repeated_classes() -> Places:
             yield f"{name} {', '.join(where)}"
 
 
-def no_nouns() -> Places:
+def no_nouns(among: Iterable[File]) -> Places:
     """Participles as names of variables, arguments and loops."""
-    for file in files():
+    for file in among:
         for node in file.nodes:
             name = node.arg if isinstance(node, ast.arg) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -232,7 +244,7 @@ def frameworks_elsewhere() -> Places:
     A string of several words cites it: a source, a note, an example.
     """
     for file in files():
-        names = {word.replace("-", "_") for node in file.nodes for word in names_in(node)}
+        names = {word.replace("-", "_") for word in chain.from_iterable(map(names_in, file.nodes))}
         for name in FRAMEWORKS:
             belongs = file.name.startswith(f"frameworks/{name}/")
             pattern = re.compile(rf"(?<![a-z]){name}(?![a-z])")
@@ -242,11 +254,9 @@ def frameworks_elsewhere() -> Places:
 
 def names_in(node: ast.AST) -> Iterator[str]:
     """The names that code uses in a node, and its string or bytes if that is one word."""
-    fields = (value for _, value in ast.iter_fields(node))
-    texts = [value for value in fields if isinstance(value, str | bytes)]
-    for text in texts:
-        word = text.decode(errors="replace") if isinstance(text, bytes) else text
-        if len(word.split()) == 1:
+    for _, value in ast.iter_fields(node):
+        word = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if isinstance(word, str) and len(word.split()) == 1:
             yield word.lower()
 
 
@@ -270,14 +280,14 @@ def circles() -> Places:
 
 def reached(targets: dict[str, set[str]], start: str) -> set[str]:
     """What a module imports, directly or through others."""
-    seen: set[str] = set()
+    modules: set[str] = set()
     waiting = list(targets[start])
     while waiting:
         module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
+        if module not in modules:
+            modules.add(module)
             waiting += targets[module]
-    return seen
+    return modules
 
 
 def flags() -> Places:
@@ -286,8 +296,9 @@ def flags() -> Places:
         app = typer.Typer(add_completion=False)
         app.command(command)(registry.load(COMMANDS, command, "command").command)
         for parameter in typer.main.get_command(app).params:
-            if has_flag(parameter):
-                yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
+            for flag in parameter.opts if has_flag(parameter) else ():
+                if flag.startswith("--"):
+                    yield f"{command} {flag}"
 
 
 COUNTS: dict[str, Callable[[], Places]] = {
@@ -304,13 +315,13 @@ COUNTS: dict[str, Callable[[], Places]] = {
     "nested-conditionals": lambda: each(ast.IfExp, inside_another((ast.IfExp,))),
     "string-keys-that-render": string_keys,
     "repeated-class-names": repeated_classes,
-    "found-names": no_nouns,
+    "found-names": lambda: no_nouns(files()),
     "frameworks-elsewhere": frameworks_elsewhere,
 }
-RATES: dict[str, type | tuple[type, ...]] = {
+RATES: dict[str, tuple[type, ...]] = {
     "comprehensions": _COMPREHENSIONS,
-    "conditional-expressions": ast.IfExp,
-    "assignment-expressions": ast.NamedExpr,
+    "conditional-expressions": (ast.IfExp,),
+    "assignment-expressions": (ast.NamedExpr,),
 }
 # What is rare enough to be read once: a ratchet is not lowered any further
 READS_WELL = {
@@ -321,18 +332,45 @@ READS_WELL = {
 }
 
 
+# Participles in tests of the pages, which are left
+LEFT = {"helpers": 8, "tests": 37}
+
+
 def measured() -> dict[str, float]:
-    """Every number by its name: counts, constructs per 1,000 tokens, and lines of code for each
-    line that holds only a comment.
-    """
-    numbers: dict[str, float] = {name: len(list(places())) for name, places in COUNTS.items()}
-    size = tokens() / 1000
+    """Every number of the package by its name."""
+    return {name: len(list(places())) for name, places in COUNTS.items()} | rates(files())
+
+
+def rates(among: Iterable[File]) -> dict[str, float]:
+    """Constructs per 1,000 tokens, and lines of code for each line that holds only a comment."""
+    kinds: Counter[type[ast.AST]] = Counter()
+    lines = comments = 0
+    for file in among:
+        kinds.update(map(type, file.nodes))
+        lines += len(file.lines)
+        comments += sum(line.lstrip().startswith("#") for line in file.lines)
+    size = tokens(among) / 1000
+    numbers = {}
     for name, kind in RATES.items():
-        numbers[name] = round(len(list(each(kind))) / size, 2)
-    lines = [line for file in files() for line in file.lines]
-    comments = [line for line in lines if line.lstrip().startswith("#")]
-    numbers["lines-per-comment"] = round(len(lines) / len(comments), 1)
+        numbers[name] = round(sum(kinds[one] for one in kind) / size, 2)
+    return numbers | {"lines-per-comment": round(lines / comments, 1)}
+
+
+def beside() -> dict[str, dict[str, float]]:
+    """What decides how lab/ and the helpers of tests read, and the names in all tests."""
+    numbers: dict[str, dict[str, float]] = {
+        "lab": rates(files_of("lab")),
+        "helpers": rates(helpers()),
+        "tests": {},
+    }
+    for part, among in zip(numbers, (files_of("lab"), helpers(), files_of("tests")), strict=True):
+        numbers[part]["found-names"] = len(list(no_nouns(among)))
     return numbers
+
+
+def most(part: str, name: str) -> float:
+    """The limit of a number beside the package."""
+    return READS_WELL.get(name, LEFT.get(part, 0))
 
 
 def ratchets() -> dict[str, float]:
@@ -361,11 +399,16 @@ def main(arguments: list[str]) -> None:
         lower()
     elif arguments[:1] == ["--list"]:
         print("\n".join(COUNTS[arguments[1]]()))
+        if arguments[1] == "found-names":
+            print("\n".join(no_nouns((*files_of("lab"), *files_of("tests")))))
         return
     may = ratchets()
     for name, value in measured().items():
         print(f"{name:<36}{value:>10,g}   at most {may.get(name, value):,g}")
-    print(f"{'tokens':<36}{tokens():>10,}")
+    for part, numbers in beside().items():
+        for name, value in numbers.items():
+            print(f"{part + ': ' + name:<36}{value:>10,g}   at most {most(part, name):,g}")
+    print(f"{'tokens':<36}{tokens(files()):>10,}")
     for room, size in tokens_by_room().most_common(12):
         print(f"  {room:<34}{size:>10,}")
 

@@ -21,9 +21,9 @@ def leaves(
     return {name: leaf for part in inner for name, leaf in part.items()}
 
 
-def assert_close(found: Any, expected: Any) -> None:
+def assert_close(result: Any, expected: Any) -> None:
     """All is equal, floats within rounding."""
-    found_leaves, expected_leaves = leaves(to_json(found)), leaves(to_json(expected))
+    found_leaves, expected_leaves = leaves(to_json(result)), leaves(to_json(expected))
     assert found_leaves.keys() == expected_leaves.keys()
     for path, value in expected_leaves.items():
         close = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, float) else value

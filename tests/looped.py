@@ -36,6 +36,7 @@ def looped(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[..., An
             if failures:
                 raise AssertionError(summary(failures, len(values))) from failures[0][1]
 
+        # pytest must see the fixtures alone, not the arguments of the cases
         signature = inspect.signature(test)
         others = [p for p in signature.parameters.values() if p.name not in split]
         run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]

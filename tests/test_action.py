@@ -71,16 +71,16 @@ class Runner:
 
     def run(self, name: str, **inputs: str) -> Done:
         step, files = STEPS[name], [self.folder / "output", self.folder / "summary"]
-        given = {key: about.get("default", "") for key, about in ACTION["inputs"].items()}
-        given |= {key.replace("_", "-"): value for key, value in inputs.items()}
-        assert given.keys() == ACTION["inputs"].keys() and not _EXPRESSION.search(step["run"])
-        known = (
-            {f"inputs.{key}": value for key, value in given.items()}
+        values = {key: about.get("default", "") for key, about in ACTION["inputs"].items()}
+        values |= {key.replace("_", "-"): value for key, value in inputs.items()}
+        assert values.keys() == ACTION["inputs"].keys() and not _EXPRESSION.search(step["run"])
+        context = (
+            {f"inputs.{key}": value for key, value in values.items()}
             | self.outputs
             | {"github.action_path": str(ROOT)}
         )
         variables = {
-            key: _EXPRESSION.sub(lambda found: known[found[1]], value)
+            key: _EXPRESSION.sub(lambda match: context[match[1]], value)
             for key, value in step["env"].items()
         }
         for file in files:
@@ -101,12 +101,12 @@ class Runner:
         return Done(done.returncode, done.stdout, said, files[1].read_text(encoding="utf-8"))
 
     def environment(self, output: Path, summary: Path) -> dict[str, str]:
-        kept = {
+        variables = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "GITHUB_", "PIP_"))
         }
-        return kept | {
+        return variables | {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "site"),
             "PIP_NO_BUILD_ISOLATION": "0",

@@ -190,6 +190,16 @@ def test_no_number_of_the_house_rises():
     assert fallen == {}, "better than before: type `python -m tests.house --lower`"
 
 
+def test_lab_and_helpers_read_like_the_package():
+    """`python -m tests.house` shows their numbers, `--list found-names` the names."""
+    above = {}
+    for part, numbers in house.beside().items():
+        for name, value in numbers.items():
+            if value > house.most(part, name):
+                above[part, name] = value
+    assert above == {}
+
+
 def test_every_module_says_what_it_is_for():
     assert [file.name for file in house.files() if not ast.get_docstring(file.nodes[0])] == []
 
@@ -260,12 +270,12 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
         line.removeprefix("@ ") for line in result.stderr.splitlines() if line.startswith("@")
     ]
     for line, answer in zip(READING.split("\n")[1:-1], answers, strict=True):
-        told = (
+        names = (
             answer.replace("'pandas'", "")
             if any(words in line for words in _ARROW_LOOKS_FOR_PANDAS)
             else answer
         )
-        assert told == f"{line} 0 []", result.stderr
+        assert names == f"{line} 0 []", result.stderr
 
 
 @pytest.mark.slow

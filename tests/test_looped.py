@@ -10,19 +10,19 @@ from tests.looped import looped
 
 
 def test_every_case_runs_and_every_failure_is_named():
-    seen: list[tuple[int, str]] = []
+    calls: list[tuple[int, str]] = []
 
     @looped("number", [1, 2, 3])
     @looped(("word", "length"), [("a", 1), ("bb", 2)])
     def checks(number: int, word: str, length: int) -> None:
-        seen.append((number, word))
+        calls.append((number, word))
         assert (number, length) != (2, 2), "two and two"
 
     with pytest.raises(
         AssertionError, match=r"(?s)1 of 3 .*number=2.*1 of 2 .*word='bb'.*two and two"
     ):
         checks()
-    assert len(seen) == 6
+    assert len(calls) == 6
 
 
 def test_only_fixtures_are_left_to_pytest():

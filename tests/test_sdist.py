@@ -101,12 +101,14 @@ def test_its_tests_run_where_it_is_unpacked(built, tmp_path):
         "no:cacheprovider",
         *(f"tests/{name}" for name in QUICK),
     ]
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "PYTEST"))
     }
-    done = subprocess.run(line, cwd=source, env=kept, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=source, env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     # It is the unpacked code that they test
     assert "passed" in done.stdout and str(ROOT) not in done.stdout

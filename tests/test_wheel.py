@@ -336,10 +336,10 @@ def uv(*arguments: str | Path, **variables: Path) -> str:
     )
     if program is None:
         pytest.skip("uv is not installed: make setup installs it.")
-    given = without_python_path() | {name: str(path) for name, path in variables.items()}
+    environment = without_python_path() | {name: str(path) for name, path in variables.items()}
     done = subprocess.run(
         [program, "--no-progress", *arguments],
-        env=given,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -357,9 +357,9 @@ def interpreter(version: str) -> Path:
     skipped without.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    for found in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
-        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
-            return Path(found)
+    for program in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
+        if program and subprocess.run([program, "--version"], capture_output=True).returncode == 0:
+            return Path(program)
     pytest.skip(f"There is no python{version} here.")
 
 

@@ -41,8 +41,8 @@ CLOSE = 4  # units in the last place of the threshold: closer to it, both decisi
 
 def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Policies]]:
     for seed in range(seeds):
-        given = cast(random_policies(seed), dtype)
-        yield given, in_numpy(given)
+        batch = cast(random_policies(seed), dtype)
+        yield batch, in_numpy(batch)
 
 
 def same_numbers(
@@ -140,10 +140,10 @@ def test_every_weight_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for weight in WEIGHTS:
-            found = weigh(weight, of_numpy, advantage_T.numpy())
+            weight_T = weigh(weight, of_numpy, advantage_T.numpy())
             expected = weigh(weight, of_torch, advantage_T)
-            assert isinstance(found, np.ndarray) and found.dtype == expected.numpy().dtype
-            same_weights([found, expected], dtype, str(weight))
+            assert isinstance(weight_T, np.ndarray) and weight_T.dtype == expected.numpy().dtype
+            same_weights([weight_T, expected], dtype, str(weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -158,19 +158,19 @@ def test_rules_on_batches_find_the_same_in_numpy_and_torch(dtype: torch.dtype) -
             rules = ROWS[name].batch_rules
             for rule in rules:
                 pair = [settled(rule, [side]) for side in sides]
-                assert np.array_equal(*(found.key_B for found in pair))
+                assert np.array_equal(*(values.key_B for values in pair))
                 np.testing.assert_allclose(
-                    *(found.values_BF for found in pair), rtol=1e-6, atol=1e-7
+                    *(values.values_BF for values in pair), rtol=1e-6, atol=1e-7
                 )
-            found = {rule: settled(rule, [sides[0]]) for rule in rules}
-            seen = [
-                (replace(given, batches=given.batches.with_values(found)), x_T)
-                for given, x_T in sides
+            values = {rule: settled(rule, [sides[0]]) for rule in rules}
+            batches = [
+                (replace(batch, batches=batch.batches.with_values(values)), x_T)
+                for batch, x_T in sides
             ]
-            kept_N, kept_T = (np.asarray(keep_T(ROWS[name], *side)) for side in seen)
+            kept_N, kept_T = (np.asarray(keep_T(ROWS[name], *side)) for side in batches)
             assert (kept_N != kept_T).sum() <= 1  # within rounding of PPO's clip
             coefficients = [
-                np.asarray(coefficient_T(ROWS[name], *side))[kept_N == kept_T] for side in seen
+                np.asarray(coefficient_T(ROWS[name], *side))[kept_N == kept_T] for side in batches
             ]
             same_weights(coefficients, dtype, name)
 
@@ -195,11 +195,11 @@ def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
     for of_torch, of_numpy in worlds(dtype):
         pairs = [policies.compare(TRAINER_ROLLOUT) for policies in (of_numpy, of_torch)]
         for k, replace_last in ((1, False), (5, True), (20, False)):
-            for found, expected in zip(
+            for divergence, expected in zip(
                 *(compared.topk(k, replace_last) for compared in pairs), strict=True
             ):
                 # 1 − Σ is uncertain by 8 units
-                same_numbers(found, expected, 4096, (k, replace_last))
+                same_numbers(divergence, expected, 4096, (k, replace_last))
         for name in ("difference_T", "binary_kl_T", "ratio_less_1_T", "log_ratio_T"):
             same_numbers(*(getattr(compared, name) for compared in pairs), 16, name)
         samples = [
@@ -241,8 +241,8 @@ def test_sorting_within_responses_in_every_form() -> None:
     x_T = np.array([0.5, -INF, -0.25, 3, -2, INF, 1e-30])
     expected = [-INF, -0.25, 0.5, -2, 1e-30, 3, INF]
     for dtype in (np.float32, np.float64):
-        given = x_T.astype(dtype), response_T
-        for found_T in (sorted_within(*given), sorted_within(*map(torch.from_numpy, given))):
+        columns = x_T.astype(dtype), response_T
+        for found_T in (sorted_within(*columns), sorted_within(*map(torch.from_numpy, columns))):
             np.testing.assert_array_equal(np.asarray(found_T), np.array(expected, dtype=dtype))
 
 
@@ -258,11 +258,11 @@ def test_any_memory_layout_of_a_column_works() -> None:
         np.log(np.random.default_rng(seed).dirichlet(np.ones(30), 64)[:, :20]) for seed in (0, 1)
     )
     logq_T, logp_T, outside_T = mu_TK[:, 0].copy(), pi_TK[:, 0].copy(), np.ones(64, dtype=bool)
-    found, expected = (
+    values, expected = (
         divergences.topk_divergences(logq_T, logp_T, *map(layout, (mu_TK, pi_TK)), outside_T)
         for layout in (np.asfortranarray, np.ascontiguousarray)
     )
-    assert all(map(np.array_equal, found, expected))
+    assert all(map(np.array_equal, values, expected))
     for layout in (np.asfortranarray, np.ascontiguousarray):
         assert divergences.full_kl(*map(layout, (mu_TK, pi_TK))).tolist() == pytest.approx(
             divergences.full_kl(*(torch.from_numpy(x) for x in (mu_TK, pi_TK))).tolist(), rel=1e-9

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from math import exp, isfinite, log
 from typing import Any
 
@@ -30,70 +31,76 @@ def main() -> None:
     """Write `token_exports/step_N/rank_R.jsonl` and the marker of each finished step."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     written: dict[tuple[int, int], int] = {}
-    prompts: set[int] = set()
-    for row in (
-        row for table in Trace.open(bundled_trace(FAULTY)).tables() for row in table.to_pylist()
-    ):
-        if (
-            row["prompt_id"] in prompts
-            or len(row["response_ids"]) > LONGEST
-            or not any(row["advantage"])
-        ):
-            continue
-        prompts.add(row["prompt_id"])
-        step, rank = row["step"], len(prompts) % RANKS
+    for number, row in enumerate(exported_rows(), start=1):
+        step, rank = row["step"], number % RANKS
         index = written[step, rank] = written.get((step, rank), -1) + 1
         path = FOLDER / f"step_{step}" / f"rank_{rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
+        record = export_record(row, rank, index)
         with path.open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps(export_record(row, rank, index), separators=(",", ":"), allow_nan=False)
-                + "\n"
-            )
+            file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
         (path.parent / "STABLE").touch()
+
+
+def exported_rows() -> Iterator[dict[str, Any]]:
+    """The first short response to each prompt that has an advantage."""
+    prompts: set[int] = set()
+    for table in Trace.open(bundled_trace(FAULTY)).tables():
+        for row in table.to_pylist():
+            is_short = len(row["response_ids"]) <= LONGEST
+            if row["prompt_id"] not in prompts and is_short and any(row["advantage"]):
+                prompts.add(row["prompt_id"])
+                yield row
 
 
 def export_record(row: dict[str, Any], rank: int, index: int) -> dict[str, Any]:
     """One line of an export, from a row of a trace that holds log μ, log π, the entropy and the
     advantage.
     """
-    prompt, length = row["prompt_ids"], len(row["response_ids"])
-    mask = [False] * len(prompt) + row["loss_mask"]
+    prompt = row["prompt_ids"]
     before = [0.0] * len(prompt)
+    token_ids, mask = prompt + row["response_ids"], [False] * len(prompt) + row["loss_mask"]
     inference, trainer = before + row["logp_rollout"], _shifted(before) + row["logp_trainer"]
-    advantages = before + row["advantage"]
-    log_ratio = [_float32(p - q) for p, q in zip(trainer, inference, strict=True)]
-    delta = [_float32(exp(p) - exp(q)) for p, q in zip(trainer, inference, strict=True)]
-    high = [on and a > 0 and d > BAND for on, a, d in zip(mask, advantages, delta, strict=True)]
-    low = [on and a < 0 and d < -BAND for on, a, d in zip(mask, advantages, delta, strict=True)]
     arrays: dict[str, list[Any]] = {
-        "token_ids": prompt + row["response_ids"],
-        "position_ids": list(range(len(prompt) + length)),
+        "token_ids": token_ids,
+        "position_ids": list(range(len(token_ids))),
         "loss_mask": mask,
-        "advantages": advantages,
+        "advantages": before + row["advantage"],
         "inference_logprobs": inference,
         "trainer_logprobs": trainer,
         "entropy": before + row["entropy_trainer"],
-        "mismatch_kl": [_float32(exp(d) - d - 1) for d in log_ratio],
-        "log_importance_ratio": log_ratio,
-        "importance_ratio": [_float32(exp(d)) for d in log_ratio],
-        "prob_delta": delta,
-        "is_masked": [a or b for a, b in zip(high, low, strict=True)],
-        "is_masked_high": high,
-        "is_masked_low": low,
-        **{name: [None] * len(mask) for name in ("rl_weights", "ce_weights", "ref_kl_weights")},
     }
-    scalars = {
+    judged = list(map(_judged, mask, arrays["advantages"], inference, trainer))
+    for name in judged[0]:
+        arrays[name] = [token[name] for token in judged]
+    for name in ("rl_weights", "ce_weights", "ref_kl_weights"):
+        arrays[name] = [None] * len(mask)
+    record = {
         "schema_version": 1,
         "step": row["step"],
         "rank": rank,
         "micro_step": index,
         "micro_sequence_idx": 0,
+        "export_sequence_idx": index,
+        "env_name": "math",
     }
-    named = {"export_sequence_idx": index, "env_name": "math"}
-    return (
-        scalars | named | {name: [_or_null(x) for x in values] for name, values in arrays.items()}
-    )
+    return record | {name: list(map(_or_null, values)) for name, values in arrays.items()}
+
+
+def _judged(on: bool, advantage: float, logq: float, logp: float) -> dict[str, Any]:
+    """What prime-rl computes of one token, where DPPO masks it."""
+    log_ratio, delta = _float32(logp - logq), _float32(exp(logp) - exp(logq))
+    high = on and advantage > 0 and delta > BAND
+    low = on and advantage < 0 and delta < -BAND
+    return {
+        "mismatch_kl": _float32(exp(log_ratio) - log_ratio - 1),
+        "log_importance_ratio": log_ratio,
+        "importance_ratio": _float32(exp(log_ratio)),
+        "prob_delta": delta,
+        "is_masked": high or low,
+        "is_masked_high": high,
+        "is_masked_low": low,
+    }
 
 
 def _shifted(before: list[float]) -> list[float]:

@@ -103,7 +103,8 @@ def show(figures: dict[str, dict[str, str]]) -> None:
 
 def main() -> None:
     """Makes, saves and measures."""
-    import transformers  # not at the top: sample_data must be imported first, see there
+    # Not at the top: sample_data must be imported first, see there
+    import transformers
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -114,7 +115,8 @@ def main() -> None:
     )
     folder = parser.parse_args().output
     torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()  # of loading and saving a single file
+    # A single file has no progress to show
+    transformers.utils.logging.disable_progress_bar()
     start = time.perf_counter()
     recipe = Recipe()
     tokenizer = train_tokenizer(recipe.seed)

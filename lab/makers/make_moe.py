@@ -69,7 +69,8 @@ def main() -> None:
         train_model(model)
     progress = TerminalProgress(quiet=False)
     with tempfile.TemporaryDirectory() as temporary:
-        os.chdir(temporary)  # the manifests name model and problems by their paths from here
+        # The manifests name model and problems by their paths from here
+        os.chdir(temporary)
         Path(NAME).symlink_to(model)
         shutil.copy(SAMPLE_DATA / "problems.jsonl", ".")
         probe = ProbeConfig.of(PROBE)

@@ -40,16 +40,16 @@ def last_number(response, answer):
 
 def problems() -> list[dict[str, str]]:
     """The same 240 different problems every time."""
-    rng, found = random.Random(0), dict[str, str]()
-    while len(found) < PROBLEMS:
+    rng, answers = random.Random(0), dict[str, str]()
+    while len(answers) < PROBLEMS:
         story = rng.choice((ADDED, TAKEN, TIMES))
         a, b, s = rng.randint(2, 20), rng.randint(2, 20), rng.randint(2, 5)
         answer = {ADDED: a + b, TAKEN: a, TIMES: a * s}[story]
         text = story.format(
             name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b, c=a + b, s=s
         )
-        found.setdefault(text + ASKED, str(answer))
-    return [{"problem": text, "answer": answer} for text, answer in found.items()]
+        answers.setdefault(text + ASKED, str(answer))
+    return [{"problem": text, "answer": answer} for text, answer in answers.items()]
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ def respond(
         part = repeated[k : k + BATCH]
         ids, logp = sample_batch(model, tokenizer, [row["problem"] for row in part], greedy)
         is_end = ids == tokenizer.eos_token_id
+        # The first EOS counts, what follows it does not
         before_end = (is_end.cumsum(1) - is_end.long()) == 0
         logps.append(logp[before_end])
         lengths += before_end.sum(1).tolist()

@@ -105,6 +105,7 @@ def believable(equations: list[str]) -> bool:
 def write_solution(rng: random.Random, problem: WordProblem, rates: MistakeRates = MISTAKES) -> str:
     """The response text: a sentence for each equation, then the boxed answer."""
     equations, result = solve(rng, problem, rates)
+    # A mistake may lead below 0 or above 999, where no story goes
     while not believable(equations):
         equations, result = solve(rng, problem, rates)
     sentences = [

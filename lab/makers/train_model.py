@@ -94,7 +94,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> 
 
 def drill(rng: random.Random, source: Iterator[WordProblem]) -> tuple[str, str]:
     """The bare calculations of a few problems, asked and answered at once."""
-    equations = [e for problem in islice(source, 3) for e in solve(rng, problem, NO_MISTAKES)[0]]
+    equations: list[str] = []
+    for problem in islice(source, 3):
+        equations += solve(rng, problem, NO_MISTAKES)[0]
     rng.shuffle(equations)
     return ", ".join(e.split("=")[0] for e in equations), ", ".join(equations)
 
@@ -149,15 +151,14 @@ def loss_on_responses(
     No attention mask: the padding is on the right, where causal attention never looks. A
     load-balancing loss keeps all experts in use (Switch Transformer).
     """
-    decoded = model.model(ids[:, :-1], **({"output_router_logits": True} if experts else {}))
+    options = {"output_router_logits": True} if experts else {}
+    decoded = model.model(ids[:, :-1], **options)
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
     loss = F.cross_entropy(model.lm_head(decoded.last_hidden_state[chosen]), wanted[chosen])
-    return (
-        loss + BALANCE * load_balancing_loss_func(decoded.router_logits, experts, 2)
-        if experts
-        else loss
-    )
+    if experts:
+        loss = loss + BALANCE * load_balancing_loss_func(decoded.router_logits, experts, 2)
+    return loss
 
 
 def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
@@ -166,7 +167,9 @@ def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
     """
     inside = model.model.layers.named_parameters()
     matrices = [p for name, p in inside if p.ndim == 2 and not name.endswith("mlp.gate.weight")]
-    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    # By identity: tensors are compared element by element
+    chosen = set(map(id, matrices))
+    others = [p for p in model.parameters() if id(p) not in chosen]
     muon = torch.optim.Muon(
         matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )

@@ -215,9 +215,10 @@ def generate(rng: random.Random, least: int = 2, most: int = 4) -> WordProblem:
     while True:
         story = begin(rng)
         for _ in range(rng.randint(1, 3)):
+            # An event that does not fit leaves the story as it is
             rng.choice(EVENTS)(story)
-        asked = rng.choice(QUESTIONS)(story)
-        if asked and least <= len(story.steps) <= most:
+        has_question = rng.choice(QUESTIONS)(story)
+        if has_question and least <= len(story.steps) <= most:
             return WordProblem(
                 " ".join(story.sentences),
                 tuple(story.steps),

@@ -38,11 +38,11 @@ def test_it_exits_with_its_code_after_exit_handlers(arguments, code):
     assert ("mismatch-cli 0." in ended.stdout) == (code == 0) and bool(ended.stderr) == (code != 0)
 
 
-@pytest.mark.parametrize(("asked", "pool"), [(None, "system"), ("mimalloc", "mimalloc")])
-def test_arrow_s_pool_is_chosen_unless_the_user_has_one(asked, pool, monkeypatch):
+@pytest.mark.parametrize(("allocator", "pool"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_arrow_s_pool_is_chosen_unless_the_user_has_one(allocator, pool, monkeypatch):
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
-    if asked:
-        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", asked)
+    if allocator:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", allocator)
     register = (
         "import atexit; atexit.register(lambda: "
         "print(__import__('pyarrow').default_memory_pool().backend_name)); "

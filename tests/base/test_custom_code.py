@@ -63,7 +63,11 @@ def _agreeing(monkeypatch):
 def hostile(tmp_path, proof, monkeypatch) -> Path:
     """A model folder with its own code for configuration, model and tokenizer."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = tmp_path / "hostile"
+    return make_hostile(tmp_path / "hostile", proof)
+
+
+def make_hostile(folder: Path, proof: Path) -> Path:
+    """The bundled model with code that touches `proof` when it is imported."""
     shutil.copytree(MODEL, folder)
     (folder / "code.py").write_text(_CODE.format(proof=str(proof)))
     names = {"AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.MyModel"}

@@ -33,13 +33,13 @@ def test_no_message_puts_a_command_together_by_itself():
     shells.
     """
     by_hand = re.compile(r"mismatch-cli [a-z]+ [^\"`]*\{[a-z_]*(folder|path|output|trace)")
-    found = [
+    lines = [
         f"{path.relative_to(PACKAGE)}: {line.strip()}"
         for path in PACKAGE.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if "import shlex" in line or by_hand.search(line)
     ]
-    assert found == ["base/errors.py: import shlex"]
+    assert lines == ["base/errors.py: import shlex"]
 
 
 @pytest.mark.parametrize("name", NAMES)

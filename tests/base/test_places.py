@@ -37,7 +37,7 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     ) == Path("…/run")
     sentence = "Resume with: mismatch-cli probe --resume --output /data/runs/a"
     assert shorten_paths(sentence) == "Resume with: mismatch-cli probe --resume --output …/a"
-    for kept in (
+    for text in (
         "|π − μ|/token",
         "tokens/s/core",
         "1/2",
@@ -45,7 +45,7 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
         "a / b / c",
         "50 % of 3/4",
     ):
-        assert shorten_paths(kept) == kept
+        assert shorten_paths(text) == text
     assert shorten_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shorten_apart(
         1, 2
     ) == (1, 2)
@@ -88,15 +88,15 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     for name, command in commands.items():
         assert run([*command, "-q", "--force", "--json", "-o", name]) == 0, capfd.readouterr().err
         files = contents(Path(name)).values()
-        found = b"".join(files).decode(errors="replace") + capfd.readouterr().out
-        assert str(secret) not in found, (
+        text = b"".join(files).decode(errors="replace") + capfd.readouterr().out
+        assert str(secret) not in text, (
             name,
-            found[max(0, found.find(str(secret)) - 200) :][:400],
+            text[max(0, text.find(str(secret)) - 200) :][:400],
         )
     files = ["--junit", "gate.xml", "--markdown", "gate.md", "--force"]
     assert run(["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]) in (
         0,
         3,
     )
-    found = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
-    assert str(secret) not in found
+    text = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
+    assert str(secret) not in text

@@ -80,7 +80,7 @@ def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "key", "value"),
+    ("meaning", "key", "value"),
     [
         ({"threads": 0}, "threads", None),
         ({"threads": 5}, "threads", 5),
@@ -90,18 +90,20 @@ def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> No
         ({"eager": False}, "eager", False),
     ],
 )
-def test_what_stands_for_nothing_is_none(given, key, value) -> None:
-    assert values_by_key(Values.of(given).build(Own))[key] == value
+def test_what_stands_for_nothing_is_none(meaning, key, value) -> None:
+    assert values_by_key(Values.of(meaning).build(Own))[key] == value
 
 
 def test_a_file_has_the_words_for_nothing_and_is_read_back_the_same() -> None:
     config = Values.of({"steps": 2, "engine": "hf"}).build(Own)
-    known, values = by_key(Own), values_by_key(config)
-    assert toml_line(known["threads"], None) == "threads = 0"
-    assert toml_line(known["kv_cache_dtype"], None) == 'kv_cache_dtype = "auto"'
-    assert toml_line(known["keep"], (0.2, 0.8)) == "keep = [0.2, 0.8]"
-    spelled = [key for key in values if known[key].nothing is not None or values[key] is not None]
-    text = "\n".join(toml_line(known[key], values[key]) for key in spelled)
+    settings, values = by_key(Own), values_by_key(config)
+    assert toml_line(settings["threads"], None) == "threads = 0"
+    assert toml_line(settings["kv_cache_dtype"], None) == 'kv_cache_dtype = "auto"'
+    assert toml_line(settings["keep"], (0.2, 0.8)) == "keep = [0.2, 0.8]"
+    spelled = [
+        key for key in values if settings[key].nothing is not None or values[key] is not None
+    ]
+    text = "\n".join(toml_line(settings[key], values[key]) for key in spelled)
     assert read(Own, tomllib.loads(text), "a.toml").build(Own) == config
 
 

@@ -120,7 +120,7 @@ def _rounding(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def rounded(norm: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """A norm's output in the numbers of bfloat16, but not the residual stream that it passes on."""
-    given = norm(*arguments, **named)
-    normed, *residual = given if isinstance(given, tuple) else (given,)
+    outputs = norm(*arguments, **named)
+    normed, *residual = outputs if isinstance(outputs, tuple) else (outputs,)
     normed = normed.to(torch.bfloat16).to(normed.dtype)
     return (normed, *residual) if residual else normed

@@ -57,11 +57,9 @@ class Bed:
 
     def _family(self) -> str:
         folder = self._models / self.name
-        return (
-            str(folder)
-            if (folder / "model.safetensors").exists()
-            else save_family(self._models, self.name)
-        )
+        if (folder / "model.safetensors").exists():
+            return str(folder)
+        return save_family(self._models, self.name)
 
     def probed(self, run: str, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
         """A run sampled by vLLM, with the same dtype on both sides."""
@@ -85,9 +83,9 @@ class Bed:
 
     def by(self, typed: Typed) -> Bed:
         """The same bed, with another way to make runs."""
-        found = copy(self)
-        found._typed = typed
-        return found
+        bed = copy(self)
+        bed._typed = typed
+        return bed
 
     def clean(self, dtype: str = FLOAT32) -> Path:
         """A run with nothing planted."""
@@ -141,9 +139,9 @@ class Plant:
         """
         setting = str(cause["setting"])
         said = setting if setting in self.parts else _SECTIONS.sub("", setting)
-        right = any(
-            f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right
-        )
+        right = False
+        for name in self.right:
+            right |= f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}")
         of_parts = not self.parts or setting in self.parts or set(cause["parts"]) == set(self.parts)
         return right and of_parts
 
@@ -176,7 +174,8 @@ def _engine(run: str, **changes: Any) -> Callable[[Bed], Planted]:
 
 def _rounded_norms(bed: Bed) -> Planted:
     model, trusted = bed.rounded_norms(), "--trust-remote-code"
-    again = ("--model", model, "--trainer-model", model, trusted)  # a manifest does not start code
+    # A manifest does not start code
+    again = ("--model", model, "--trainer-model", model, trusted)
     return Planted(bed.probed("rounded-norms", trusted, model=model), again)
 
 
@@ -230,13 +229,16 @@ def attended_padding(bed: Bed) -> Planted:
 
 def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     table = open_shard(shard).read()
-    asked = requests_of(table)
-    padding = padded_to(max(len(request.prompt_ids) for request in asked), token).prompt
-    read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in asked]
+    requests = requests_of(table)
+    # A framework pads to the longest prompt of its batch
+    padding = padded_to(max(len(request.prompt_ids) for request in requests), token).prompt
+    read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in requests]
     scores = trainer.score(read, token_budget=8192)
     columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
-    given = {name: [getattr(score, of) for score in scores] for name, of in columns.items()}
-    write_shard(shard, with_columns(table, given))
+    values = {}
+    for name, attribute in columns.items():
+        values[name] = [getattr(score, attribute) for score in scores]
+    write_shard(shard, with_columns(table, values))
 
 
 HEAD = "--float32-head"

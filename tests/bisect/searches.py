@@ -99,8 +99,14 @@ def modules(layers: int = 6) -> dict[str, Any]:
         {"kind": "attention", "share": 0.61, "left": 0.004},
         {"kind": "all", "share": 0.97, "left": 0.0003},
     ]
-    found = {"responses": 8, "gap": 0.01, "layers": streams, "isolated": isolated, "grafts": grafts}
-    return found | {"missing": ["rotary: the engine has one for all layers"]}
+    result = {
+        "responses": 8,
+        "gap": 0.01,
+        "layers": streams,
+        "isolated": isolated,
+        "grafts": grafts,
+    }
+    return result | {"missing": ["rotary: the engine has one for all layers"]}
 
 
 def analysis(
@@ -113,12 +119,14 @@ def analysis(
     tokens = responses * LENGTH
     logp = -0.5 - np.minimum(rng.exponential(1.0, tokens), 8.0)
     sizes = {"head": 0.02, "cache": 0.03, "rounding": 0.002, "noise": 3e-4}
+    # Parts that add up: what a leg removes is then a known share
     parts = {name: gap * size * rng.laplace(0, 1, tokens) for name, size in sizes.items()}
     whole = sum(parts.values())
     _record(folder, logp - parts["cache"], logp + whole - parts["cache"], responses)
     legs = Legs(folder, FixedTokens.read(folder / LEGS / AS_RECORDED), TerminalProgress(quiet=True))
     search = Search(folder, gap=float(np.abs(whole).mean()), like="/runs/probe-model")
     for stage, leg, values in _readings(logp, parts):
+        # Stage 3 reads fewer responses, as `bisect` does with modules
         if stage < stages:
             read = list(range(16 if stage == 3 else responses))
             columns = np.split(values.astype(np.float32), responses)[: len(read)]
@@ -161,11 +169,11 @@ def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: i
     )
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [" so", " the", " sum", " is", HOSTILE]
-    known = pa.table(
+    pieces_table = pa.table(
         {"id": pa.array(range(5), pa.int32()), "bytes": [piece.encode() for piece in pieces]}
     )
     vocabulary = folder / "vocab.parquet"
-    pq.write_table(known, vocabulary)
+    pq.write_table(pieces_table, vocabulary)
     write_as_recorded(
         folder / LEGS / AS_RECORDED, [rows_to_table(columns)], MANIFEST, vocabulary, equal=True
     )

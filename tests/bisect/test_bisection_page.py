@@ -47,7 +47,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BisectionAna
 
 @pytest.fixture(scope="module")
 def views(searches: dict[str, BisectionAnalysis]) -> dict[str, Outline]:
-    return {name: page_of(found) for name, found in searches.items()}
+    return {name: page_of(search) for name, search in searches.items()}
 
 
 def printed(view: Outline, width: int, *, full: bool = False) -> str:
@@ -128,7 +128,7 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
     screen, on the page and in the JSON; a budget that ended comes after them.
     """
     lacking = [f"model.layers.{n}.self_attn.{kind}_norm.weight" for n in range(4) for kind in "qk"]
-    found = searches["whole"]
+    analysis = searches["whole"]
     weights = {
         "compared": 39,
         "unread": [f"{lacking[0]}: the trainer's folder has no such tensor"],
@@ -142,9 +142,13 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
     stages = {"0": {"status": "not reached", "why": "the 0.1 minutes were over", "seconds": 9.0}}
     for budget, line in ((0.1, "--budget 10"), (30, "--budget 60")):
         search = replace(
-            found.search, weights=weights, stages=stages, experiments=[], flags={"budget": budget}
+            analysis.search,
+            weights=weights,
+            stages=stages,
+            experiments=[],
+            flags={"budget": budget},
         )
-        view = page_of(replace(found, search=search))
+        view = page_of(replace(analysis, search=search))
         first = view.verdict
         assert (first.words, first.status) == ("THE MODELS DIFFER, NOT FINISHED", "bad")
         assert first.text.startswith(
@@ -155,7 +159,7 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
             "modules. No cause yet: "
         )
         assert view.next[0][0].endswith(f"--resume {line}")
-    result = replace(found, search=search).to_json()
+    result = replace(analysis, search=search).to_json()
     assert len(result["differences"]) == 2 and len(result["not_tested"]) == 4
     assert result["verdict"].startswith(result["differences"][0])
     text = in_words(printed(view, 120, full=True))
@@ -184,9 +188,11 @@ def test_a_tensor_or_setting_that_differs_is_named_before_the_shares(searches, v
 
 
 def test_the_result_is_read_back_from_its_json(searches):
-    for found in searches.values():
+    for search in searches.values():
         content = {
-            key: value for key, value in found.to_json().items() if key not in ("format", "version")
+            key: value
+            for key, value in search.to_json().items()
+            if key not in ("format", "version")
         }
         assert to_json(from_json(BisectionResult, content)) == content
 
@@ -233,17 +239,17 @@ def test_everything_is_printed_in_full(views):
 
 
 def test_a_cause_links_to_the_tokens_that_it_moves(searches, views):
-    found, view = searches["whole"], views["whole"]
+    search, view = searches["whole"], views["whole"]
     html = render_html(view)
     causes = causes_of(view)
-    for row, link, cause in zip(causes.rows, causes.row_links, found.causes, strict=True):
+    for row, link, cause in zip(causes.rows, causes.row_links, search.causes, strict=True):
         section = next(section for section in view.sections if section.anchor == link)
         assert section.title.startswith(row[0])
         assert f'<a href="#{link}">' in html and f'<section id="{link}">' in html
-        moved = found.moved(cause, 8)
+        moved = search.moved(cause, 8)
         assert len(section.excerpts) == len(moved) > 0
         assert [abs(token.after) < abs(token.before) for token in moved] == [True] * len(moved)
-        step, prompt, sample = found.key(moved[0].response)
+        step, prompt, sample = search.key(moved[0].response)
         facts = dict(section.excerpts[0].facts)
         assert (step, facts["prompt"], facts["sample"]) == (0, str(prompt), str(sample))
         assert facts["position"] == f"{moved[0].position} of {LENGTH}"
@@ -264,7 +270,7 @@ def test_places_on_a_page_are_shortened(searches, views):
 
 def test_the_figures_of_a_search(searches):
     drawn_of = {
-        name: [view.name for view in figure_views(found)] for name, found in searches.items()
+        name: [view.name for view in figure_views(search)] for name, search in searches.items()
     }
     assert drawn_of == {"whole": PLOTS, "no gap": PLOTS[1:], "stopped": PLOTS[1:2]}
 
@@ -274,37 +280,37 @@ def test_the_figures_of_a_search(searches):
 def test_text_in_figures_is_legible_inside_and_apart(name, searches):
     plot = plots_of(BisectionAnalysis.STUDY)[name]
     assert plot.TITLE.strip() and plot.CAPTION.strip().endswith(".")
-    for found in searches.values():
-        if plot.needs(found):
+    for search in searches.values():
+        if plot.needs(search):
             for style in (WIDE, NARROW, PAPER):
-                check_texts(drawn(plot, found, style), style)
+                check_texts(drawn(plot, search, style), style)
 
 
 def test_the_waterfall_ends_at_what_is_left(searches):
     """Shares and the bar for their overlap add up: the last bar ends where all causes together
     do.
     """
-    found = searches["whole"]
-    taken = sum(row.share.value for row in found.named)
-    assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
+    search = searches["whole"]
+    taken = sum(row.share.value for row in search.named)
+    assert search.overlap == pytest.approx(taken - (1 - search.remaining.value), abs=1e-9)
     # The precision, which is not among them
-    assert found.remaining.value == pytest.approx(0.05, abs=0.02)
+    assert search.remaining.value == pytest.approx(0.05, abs=0.02)
     texts = [
         text.get_text()
-        for text in drawn(plots_of("bisection")["waterfall"], found, WIDE).axes[0].texts
+        for text in drawn(plots_of("bisection")["waterfall"], search, WIDE).axes[0].texts
     ]
-    assert f"{100 * found.overlap:.0f} %" in texts and texts[0] == "100 %"
+    assert f"{100 * search.overlap:.0f} %" in texts and texts[0] == "100 %"
 
 
 def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
-    found = analysis(tmp_path / "many")
+    search = analysis(tmp_path / "many")
     plot = plots_of("bisection")["layer-error"]
     many = modules(80)
-    found = replace(found, search=replace(found.search, modules=many))
-    check_texts(drawn(plot, found, NARROW), NARROW)
+    search = replace(search, search=replace(search.search, modules=many))
+    check_texts(drawn(plot, search, NARROW), NARROW)
     for row in many["layers"]:
         row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
-    equal = replace(found, search=replace(found.search, modules=many))
+    equal = replace(search, search=replace(search.search, modules=many))
     assert not plot.needs(equal)  # equal to the bit: nothing to draw
 
 
@@ -316,7 +322,7 @@ def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tm
         encoding="utf-8",
     )
     browser.open(page, width, dark=width == 400)
-    found = browser.run(LAYOUT)
-    assert (found["scroll"], found["beyond"]) == (width, [])
+    layout = browser.run(LAYOUT)
+    assert (layout["scroll"], layout["beyond"]) == (width, [])
     browser.run("document.querySelector('#causes tbody a').click()")
     assert browser.run("location.hash") == "#kv_cache_dtype-rollout-tokens-that-it-moves"

@@ -23,8 +23,10 @@ def other(into: Path, without: str = "^$", extra: tuple[str, ...] = (), **settin
     """A copy of the bundled model without tensors of such names, with extra ones and settings."""
     model = copied(MODEL, into, settings)
     tensors = load_file(into / WEIGHTS)
-    kept = {name: tensors[name] for name in tensors if not re.search(without, name)}
-    save_file(kept | {name: torch.zeros(4) for name in extra}, into / WEIGHTS, {"format": "pt"})
+    remaining = {name: tensors[name] for name in tensors if not re.search(without, name)}
+    save_file(
+        remaining | {name: torch.zeros(4) for name in extra}, into / WEIGHTS, {"format": "pt"}
+    )
     return model
 
 
@@ -37,15 +39,15 @@ def test_norms_that_only_one_class_has(tmp_path):
     """Named from either side, with both classes."""
     llama = {"architectures": [LLAMA], "model_type": "llama"}
     plain = other(tmp_path / "llama", without="self_attn.q_norm", **llama)
-    found = structure_difference(MODEL, plain)
-    assert found.architectures == (QWEN, LLAMA)
-    assert found.lacking_in_trainer == tuple(
+    difference = structure_difference(MODEL, plain)
+    assert difference.architectures == (QWEN, LLAMA)
+    assert difference.lacking_in_trainer == tuple(
         f"model.layers.{layer}.self_attn.{kind}_norm.weight" for layer in range(4) for kind in "kq"
     )
     # Llama's folder still has k_norm, which its model ignores
-    assert found.lacking_in_rollout == ()
+    assert difference.lacking_in_rollout == ()
     turned = structure_difference(plain, MODEL)
-    assert turned.lacking_in_rollout == found.lacking_in_trainer
+    assert turned.lacking_in_rollout == difference.lacking_in_trainer
     assert turned.to_json()["architectures"] == {"rollout": LLAMA, "trainer": QWEN}
 
 
@@ -84,8 +86,8 @@ def test_a_model_that_cannot_be_built_says_nothing_of_its_tensors(tmp_path, monk
 
     monkeypatch.setattr("mismatch_cli.bisect.model_structure.computed_names", refuse)
     renamed = other(tmp_path / "renamed", architectures=["OursForCausalLM"])
-    found = structure_difference(MODEL, renamed)
-    assert found == StructureDifference((QWEN, "OursForCausalLM"))
+    difference = structure_difference(MODEL, renamed)
+    assert difference == StructureDifference((QWEN, "OursForCausalLM"))
 
 
 @pytest.mark.slow
@@ -109,12 +111,12 @@ def test_a_search_names_the_tensors_before_any_experiment(tmp_path):
         done = cli(*line)
         done.ended()
         assert done.returncode == 0
-        found = json.loads((tmp_path / "run" / "summary.json").read_text())
-        finished = found["not_tested"] == []
-        if found["weights"]:
-            assert found["differences"][0].startswith("8 tensors of the engine’s model have no")
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        finished = summary["not_tested"] == []
+        if summary["weights"]:
+            assert summary["differences"][0].startswith("8 tensors of the engine’s model have no")
     resumed = cli(*search, "--resume", "--budget", "10")
     resumed.ended()
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert not finished and found["not_tested"] == []
-    assert found["differences"] and found["causes"][0]["setting"] == "attention"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert not finished and summary["not_tested"] == []
+    assert summary["differences"] and summary["causes"][0]["setting"] == "attention"

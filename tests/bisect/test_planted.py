@@ -53,9 +53,9 @@ def rescored(folder: Path, model: str, *flags: str) -> Path:
     return bed.rescored("trace", source, "--noise-responses", "0", *flags, model=model)
 
 
-def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
-    first = found["causes"][0]
-    assert plant.is_named_by(first), found["verdict"]
+def first_of(summary: dict[str, Any], plant: Plant) -> dict[str, Any]:
+    first = summary["causes"][0]
+    assert plant.is_named_by(first), summary["verdict"]
     assert first["share"]["low"] > 0.5 and first["share"]["high"] >= first["share"]["value"]
     return first
 
@@ -70,27 +70,27 @@ def test_a_kv_cache_of_eight_bits(tmp_path):
         "--num-prompts 14 --samples-per-prompt 1 --max-tokens 16 --top-logprobs 0",
     )
     plant = planted("fp8 KV cache in float32")
-    found = bisected(plant.make(bed).run, tmp_path / "run", "--stages", "2")
-    first = first_of(found, plant)
+    summary = bisected(plant.make(bed).run, tmp_path / "run", "--stages", "2")
+    first = first_of(summary, plant)
     assert (first["side"], first["value"], first["better"]) == ("rollout", "fp8", "auto")
-    assert found["unexplained"]["value"] < 0.01
+    assert summary["unexplained"]["value"] < 0.01
 
 
 def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
-    found = bisected(
+    summary = bisected(
         rescored(tmp_path, model), tmp_path / "run", "--stages", "0", "--responses", "14"
     )
-    first = first_of(found, planted("one tensor × 1.01, trainer"))
+    first = first_of(summary, planted("one tensor × 1.01, trainer"))
     assert first["parts"] == [SCALED] and first["share"]["low"] > 0.99
-    assert found["unexplained"]["value"] < 0.01
+    assert summary["unexplained"]["value"] < 0.01
 
 
 def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
     """The trainer's code rounds; vLLM has its own model for the same folder."""
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
     trace = rescored(tmp_path, model, trusted)
-    found = bisected(
+    summary = bisected(
         trace,
         tmp_path / "run",
         "--trainer-model",
@@ -101,11 +101,11 @@ def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
         "--module-responses",
         "12",
     )
-    first = first_of(found, planted("RMSNorm rounded in the trainer"))
+    first = first_of(summary, planted("RMSNorm rounded in the trainer"))
     assert first["stage"] == 3 and "model.layers.0.input_layernorm" in first["parts"]
 
 
 def test_float32_on_both_sides_has_no_cause(tmp_path):
-    found = bisected(TRACES / "float32", tmp_path / "run")
-    assert found["causes"] == [] and found["tested"] == []
-    assert found["gap"]["abs_d"]["value"] < 1e-6
+    summary = bisected(TRACES / "float32", tmp_path / "run")
+    assert summary["causes"] == [] and summary["tested"] == []
+    assert summary["gap"]["abs_d"]["value"] < 1e-6

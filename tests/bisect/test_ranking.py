@@ -83,8 +83,8 @@ def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T
     quarters.
     """
     half_T = np.where(np.arange(len(gap_T)) < len(gap_T) // 2, 0.25 * gap_T, np.nan)
-    found = measured(tokens, **legs(gap_T), half=half_T)
-    sums = [found.sums(pair) for pair in (RECORDED, RECORDED, (AS_RECORDED, "half"))]
+    measurement = measured(tokens, **legs(gap_T), half=half_T)
+    sums = [measurement.sums(pair) for pair in (RECORDED, RECORDED, (AS_RECORDED, "half"))]
     assert Effects(tokens).share(*sums).value == pytest.approx(0.75)
     assert Effects(tokens).left(sums[0], sums[2]).value == pytest.approx(0.25)
 
@@ -95,25 +95,25 @@ def test_what_is_left_of_a_few_responses_is_scaled_to_all(tokens, gap_T, tmp_pat
     """
     first_T = np.arange(len(gap_T)) < len(gap_T) // 2
     recorded_T = np.where(first_T, gap_T, 50 * gap_T)
-    found = measured(
+    measurement = measured(
         tokens, **{AS_RECORDED: recorded_T, "half": np.where(first_T, 0.25 * gap_T, np.nan)}
     )
-    (row,) = rank(found, search(tmp_path, experiment("half", "half"))).causes
-    assert row.left == pytest.approx(0.25 * found.sums(RECORDED).mean())
+    (row,) = rank(measurement, search(tmp_path, experiment("half", "half"))).causes
+    assert row.left == pytest.approx(0.25 * measurement.sums(RECORDED).mean())
 
 
 def test_a_share_that_is_alike_for_all_prompts_is_precise(tokens, gap_T):
     """All but the last digits goes, and only one prompt decides those."""
     decides_T = np.repeat(tokens.prompt_id_S == 1, LENGTH)
     legs_of = legs(gap_T, nothing=1.0)
-    found = measured(
+    measurement = measured(
         tokens,
         **legs_of,
         last=np.where(decides_T, 1e-3, 0.0) * gap_T,
         one=np.where(decides_T, 0.0, gap_T),
     )
     last, nothing, one = (
-        Effects(tokens).share(*map(found.sums, (RECORDED, RECORDED, (AS_RECORDED, leg))))
+        Effects(tokens).share(*map(measurement.sums, (RECORDED, RECORDED, (AS_RECORDED, leg))))
         for leg in ("last", "nothing", "one")
     )
     assert last.value - 2e-4 < last.low < last.value <= last.high < last.value + 1e-4
@@ -131,24 +131,26 @@ def test_the_interval_of_a_share_covers_the_truth(tokens):
         scale_S = rng.gamma(4.0, 0.01, tokens.num_responses)
         kept_S = np.repeat(rng.uniform(0.2, 0.6, PROMPTS), EACH)
         gap_T = np.repeat(scale_S, LENGTH)
-        found = measured(tokens, **{AS_RECORDED: gap_T, "less": gap_T * np.repeat(kept_S, LENGTH)})
+        measurement = measured(
+            tokens, **{AS_RECORDED: gap_T, "less": gap_T * np.repeat(kept_S, LENGTH)}
+        )
         share = Effects(tokens).share(
-            *(found.sums(p) for p in (RECORDED, RECORDED, (AS_RECORDED, "less")))
+            *(measurement.sums(p) for p in (RECORDED, RECORDED, (AS_RECORDED, "less")))
         )
         held += share.low <= 0.6 <= share.high
     assert held >= 180
 
 
 def test_the_largest_share_comes_first_and_shared_precision_last(tokens, gap_T, tmp_path, rng):
-    found = measured(tokens, **legs(gap_T, much=0.3, some=0.8, all_of_it=0.0, none=1.0))
-    asked = search(
+    measurement = measured(tokens, **legs(gap_T, much=0.3, some=0.8, all_of_it=0.0, none=1.0))
+    plan = search(
         tmp_path,
         experiment("dtype", "all_of_it", side="both", floor=True),
         experiment("some", "some"),
         experiment("much", "much"),
         experiment("none", "none"),
     )
-    ranking = rank(found, asked)
+    ranking = rank(measurement, plan)
     assert [row.experiment.setting for row in ranking.causes] == ["much", "some", "dtype"]
     assert [row.experiment.setting for row in ranking.tested] == ["none"]
     assert ranking.causes[0].share.value == pytest.approx(0.7)
@@ -160,8 +162,8 @@ def test_the_largest_share_comes_first_and_shared_precision_last(tokens, gap_T, 
 def test_what_only_chance_removes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
     """A change that improves half of the responses and worsens the other half."""
     noise_S = rng.choice([0.4, 1.6], tokens.num_responses)
-    found = measured(tokens, **legs(gap_T), noisy=gap_T * np.repeat(noise_S, LENGTH))
-    assert rank(found, search(tmp_path, experiment("noisy", "noisy"))).causes == ()
+    measurement = measured(tokens, **legs(gap_T), noisy=gap_T * np.repeat(noise_S, LENGTH))
+    assert rank(measurement, search(tmp_path, experiment("noisy", "noisy"))).causes == ()
 
 
 def test_without_an_interval_a_cause_removes_much_more_than_noise_may(tokens, gap_T, tmp_path):
@@ -169,14 +171,14 @@ def test_without_an_interval_a_cause_removes_much_more_than_noise_may(tokens, ga
     none where the trainer is two thirds of the gap from itself in other micro-batches.
     """
     few = replace(tokens, prompt_id_S=tokens.prompt_id_S % 4)
-    asked = search(tmp_path, experiment("router", "router"), experiment("rope", "rope"))
+    plan = search(tmp_path, experiment("router", "router"), experiment("rope", "rope"))
     for noise, named in ((0.0, ["rope", "router"]), (0.66, ["rope"])):
         columns = legs(gap_T, router=0.67, rope=0.02) | {
             "trainer-again": gap_T,
             "trainer-other-shape": (1 + noise) * gap_T,
         }
-        found = measured_in(few, columns, measured(few, **columns).logp_T)
-        ranking = rank(found, asked)
+        measurement = measured_in(few, columns, measured(few, **columns).logp_T)
+        ranking = rank(measurement, plan)
         assert all(row.share.low is None for row in ranking.causes)
         assert [row.experiment.setting for row in ranking.causes] == named
 
@@ -185,14 +187,14 @@ def test_without_an_interval_a_cause_removes_much_more_than_noise_may(tokens, ga
 def test_both_sides_are_named_only_if_they_remove_more_than_one(
     tokens, gap_T, tmp_path, both, named
 ):
-    found = measured(tokens, **legs(gap_T, one=0.3, two=both, worse=1.4))
-    asked = search(
+    measurement = measured(tokens, **legs(gap_T, one=0.3, two=both, worse=1.4))
+    plan = search(
         tmp_path,
         experiment("head_dtype", "one"),
         experiment("head_dtype", "worse", side="rollout"),
         experiment("head_dtype", "two", side="both"),
     )
-    ranking = rank(found, asked)
+    ranking = rank(measurement, plan)
     assert [(row.experiment.setting, row.experiment.side) for row in ranking.causes] == [
         ("head_dtype", named)
     ]
@@ -200,31 +202,31 @@ def test_both_sides_are_named_only_if_they_remove_more_than_one(
 
 
 def test_float32_rounding_has_no_cause(tokens, gap_T, tmp_path):
-    found = measured(tokens, **{AS_RECORDED: gap_T * 1e-5, "less": gap_T * 1e-6})
-    assert rank(found, search(tmp_path, experiment("kv_cache_dtype", "less"))).causes == ()
+    measurement = measured(tokens, **{AS_RECORDED: gap_T * 1e-5, "less": gap_T * 1e-6})
+    assert rank(measurement, search(tmp_path, experiment("kv_cache_dtype", "less"))).causes == ()
 
 
 def test_a_resample_reweights_prompts(tokens, gap_T, tmp_path):
     """A cause in only the first half of the prompts is not one if only the others count."""
     first_T = np.arange(len(gap_T)) < len(gap_T) // 2
-    found = measured(tokens, **legs(gap_T), first=np.where(first_T, 0.1, 1.0) * gap_T)
-    asked = search(tmp_path, experiment("first", "first"))
+    measurement = measured(tokens, **legs(gap_T), first=np.where(first_T, 0.1, 1.0) * gap_T)
+    plan = search(tmp_path, experiment("first", "first"))
     others_S = (np.arange(tokens.num_responses) >= tokens.num_responses // 2).astype(float)
-    assert rank(found, asked).causes
-    assert rank(found, asked, weight_S=others_S, details=False).causes == ()
+    assert rank(measurement, plan).causes
+    assert rank(measurement, plan, weight_S=others_S, details=False).causes == ()
 
 
 def test_a_gap_is_explained_if_less_than_a_tenth_is_left(tokens, gap_T):
-    found = measured(tokens, **legs(gap_T, less=0.05, more=0.2))
-    assert is_explained(found, (AS_RECORDED, "less"))
-    assert not is_explained(found, (AS_RECORDED, "more"))
+    measurement = measured(tokens, **legs(gap_T, less=0.05, more=0.2))
+    assert is_explained(measurement, (AS_RECORDED, "less"))
+    assert not is_explained(measurement, (AS_RECORDED, "more"))
 
 
 def test_a_saved_search_is_read_back(tmp_path):
-    asked = search(tmp_path, experiment("much", "much", flags=("--eager",), parts=("a", "b")))
-    asked.stages["0"] = {"status": "done", "why": "", "seconds": 1.5}
-    asked.save()
+    plan = search(tmp_path, experiment("much", "much", flags=("--eager",), parts=("a", "b")))
+    plan.stages["0"] = {"status": "done", "why": "", "seconds": 1.5}
+    plan.save()
     again = Search.of(tmp_path)
-    assert (again.experiments, again.stages) == (asked.experiments, asked.stages)
+    assert (again.experiments, again.stages) == (plan.experiments, plan.stages)
     again.add([experiment("much", "much", flags=("--compiled",))])
     assert [each.flags for each in Search.of(tmp_path).experiments] == [("--compiled",)]

@@ -44,8 +44,8 @@ def result(output: Path) -> dict[str, Any]:
             return {name: timeless(item) for name, item in value.items() if name not in dropped}
         return [timeless(item) for item in value] if isinstance(value, list) else value
 
-    found: dict[str, Any] = timeless(json.loads((output / "summary.json").read_text()))
-    return found
+    summary: dict[str, Any] = timeless(json.loads((output / "summary.json").read_text()))
+    return summary
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,10 @@ def test_a_model_is_probed_first(tmp_path):
         str(tmp_path / "run"),
     )
     said = finish(process)
-    found = result(tmp_path / "run")
-    assert (found["responses"], found["causes"]) == (12, [])
+    summary = result(tmp_path / "run")
+    assert (summary["responses"], summary["causes"]) == (12, [])
     assert "below what float32 resolves" in said
-    assert found["verdict"].startswith("Nothing to explain")
+    assert summary["verdict"].startswith("Nothing to explain")
 
 
 @pytest.mark.parametrize(

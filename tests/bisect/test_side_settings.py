@@ -51,8 +51,8 @@ def turned(**changes: dict[str, Any]) -> list[Toggle]:
     return toggles(rollout, TrainerSide.of(manifest(**changes), config, rollout))
 
 
-def settings(found: list[Toggle]) -> set[tuple[str, str]]:
-    return {(toggle.setting, toggle.side) for toggle in found}
+def settings(toggles: list[Toggle]) -> set[tuple[str, str]]:
+    return {(toggle.setting, toggle.side) for toggle in toggles}
 
 
 def test_changes_combine_key_by_key():
@@ -74,10 +74,10 @@ def test_changes_combine_key_by_key():
 
 
 def test_an_engine_is_asked_for_what_the_trace_says_and_for_a_change():
-    asked = manifest(
+    recorded = manifest(
         config={"engine_args": {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}}
     )
-    side = RolloutSide.of(asked, BisectConfig())
+    side = RolloutSide.of(recorded, BisectConfig())
     unchanged = side.settings({})
     assert (unchanged.dtype, unchanged.seed, unchanged.replays) == ("bfloat16", 3, True)
     assert unchanged.extra == {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}
@@ -107,13 +107,13 @@ def test_flags_win_over_the_manifest():
 
 
 def test_an_adapter_of_the_rollout_is_not_given_to_a_known_trainer():
-    asked, typed = manifest(config={"adapter": "a"}), BisectConfig.of({"rollout_adapter": "a"})
+    recorded, typed = manifest(config={"adapter": "a"}), BisectConfig.of({"rollout_adapter": "a"})
     with pytest.raises(UsageError, match='was recorded with rollout_adapter = "a"'):
-        RolloutSide.of(asked, BisectConfig())
-    rollout = RolloutSide.of(asked, typed)
+        RolloutSide.of(recorded, BisectConfig())
+    rollout = RolloutSide.of(recorded, typed)
     assert rollout.adapter == "a"
-    assert TrainerSide.of(asked, typed, rollout).config.scorer.adapter is None
-    unknown = {name: section for name, section in asked.items() if name != "trainer"}
+    assert TrainerSide.of(recorded, typed, rollout).config.scorer.adapter is None
+    unknown = {name: section for name, section in recorded.items() if name != "trainer"}
     assert TrainerSide.of(unknown, BisectConfig(), rollout).config.scorer.adapter == "a"
 
 
@@ -189,10 +189,10 @@ def test_float32_on_both_sides_leaves_no_precision_to_change():
 
 
 def test_changes_without_a_restart_come_first_and_only_shared_precision_is_a_floor():
-    found = turned(rollout={"kv_cache_dtype": "fp8"})
-    starts = [toggle.starts for toggle in found]
+    toggles = turned(rollout={"kv_cache_dtype": "fp8"})
+    starts = [toggle.starts for toggle in toggles]
     assert starts == sorted(starts)
-    assert [toggle.setting for toggle in found if toggle.floor] == ["dtype"]
+    assert [toggle.setting for toggle in toggles if toggle.floor] == ["dtype"]
     own = turned(trainer={"dtype": "float32", "head_dtype": "float32"})
     assert not any(toggle.floor for toggle in own), (
         "dtypes that differ are a difference, not a floor"
@@ -262,10 +262,10 @@ def test_a_head_less_precise_than_the_weights_is_undone():
 
 
 def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
-    asked = manifest(
+    recorded = manifest(
         config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"}
     )
-    side = RolloutSide.of(asked, BisectConfig.of({"engine": "hf"}))
+    side = RolloutSide.of(recorded, BisectConfig.of({"engine": "hf"}))
     assert (side.engine, side.dtype, side.settings({}).extra, side.described) == (
         "hf",
         "bfloat16",

@@ -60,11 +60,11 @@ def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
     for family, dtype in ON_VLLM:
         model = save_family(tmp_path / dtype, family, getattr(torch, dtype))
         with running(model, dtype=dtype) as engine:
-            found = compare_weights(engine, model)
+            comparison = compare_weights(engine, model)
         # Named, though not in the folder
         head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))
-        assert (found.unread, found.differing) == ({}, ()), (family, dtype)
-        assert found.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
+        assert (comparison.unread, comparison.differing) == ({}, ()), (family, dtype)
+        assert comparison.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
 
 
 @pytest.mark.slow
@@ -72,9 +72,9 @@ def test_every_tensor_of_hugging_face_is_read_and_equal(tmp_path):
     for family in ("phi", "gpt_neox", "mixtral", "gpt_oss", "qwen3_next"):
         model = save_family(tmp_path, family)
         with running(model, "hf") as engine:
-            found = compare_weights(engine, model)
-        assert (found.unread, found.differing) == ({}, ()), family
-        assert found.compared >= len(SavedTensors(model).shapes), family
+            comparison = compare_weights(engine, model)
+        assert (comparison.unread, comparison.differing) == ({}, ()), family
+        assert comparison.compared >= len(SavedTensors(model).shapes), family
 
 
 Q, K, UP = (
@@ -140,21 +140,24 @@ def planted(tmp_path_factory) -> Any:
         )
 
 
-def _told(found: Any) -> dict[str, tuple[str, str]]:
-    return {d.tensor: (d.relation, d.detail) for d in found.differing}
+def _told(comparison: Any) -> dict[str, tuple[str, str]]:
+    return {d.tensor: (d.relation, d.detail) for d in comparison.differing}
 
 
-def _is_expected(told: dict[str, tuple[str, str]]) -> None:
-    assert told.keys() == EXPECTED.keys()
+def _is_expected(differing: dict[str, tuple[str, str]]) -> None:
+    assert differing.keys() == EXPECTED.keys()
     for name, (relation, detail) in EXPECTED.items():
-        assert told[name][0] == relation and told[name][1].startswith(detail), (name, told[name])
+        assert differing[name][0] == relation and differing[name][1].startswith(detail), (
+            name,
+            differing[name],
+        )
 
 
 def test_each_fault_is_named_by_tensor_and_relation(planted):
-    trainer, faulty, found, _ = planted
-    _is_expected(_told(found))
-    assert found.unread == {} and found.compared == len(SavedTensors(trainer).shapes)
-    by_name = {d.tensor: d for d in found.differing}
+    trainer, faulty, comparison, _ = planted
+    _is_expected(_told(comparison))
+    assert comparison.unread == {} and comparison.compared == len(SavedTensors(trainer).shapes)
+    by_name = {d.tensor: d for d in comparison.differing}
     assert by_name[Q].relative == pytest.approx(0.01, rel=1e-4) and by_name[Q].share > 0.99
     assert 1 < by_name[K].relative < 2 and 0.001 < by_name[OUT].relative < 0.003
     with running(faulty, "hf") as engine:
@@ -170,17 +173,19 @@ def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
     with running(trainer, "hf", "bfloat16") as engine:
         assert compare_weights(engine, trainer).differing == ()
     with running(faulty, "hf", "bfloat16") as engine:
-        told = _told(compare_weights(engine, trainer))
-    assert told.keys() == EXPECTED.keys() - {OUT}
-    assert {name: told[name][0] for name in told} == {name: EXPECTED[name][0] for name in told}
+        differing = _told(compare_weights(engine, trainer))
+    assert differing.keys() == EXPECTED.keys() - {OUT}
+    assert {name: differing[name][0] for name in differing} == {
+        name: EXPECTED[name][0] for name in differing
+    }
 
 
 def test_the_result_as_json_and_in_groups(planted):
-    _, _, found, _ = planted
-    as_json = json.loads(json.dumps(found.to_json()))
-    assert as_json["compared"] == found.compared and as_json["unread"] == []
+    _, _, comparison, _ = planted
+    as_json = json.loads(json.dumps(comparison.to_json()))
+    assert as_json["compared"] == comparison.compared and as_json["unread"] == []
     assert as_json["differing"][0].keys() == {"tensor", "relation", "relative", "detail"}
-    groups = {group.relation: group for group in found.groups()}
+    groups = {group.relation: group for group in comparison.groups()}
     assert groups["scaled"].name == Q and groups["rounded"].name == "weights"
     assert set(groups["other"].tensors) == {K, UP, *GATES}
     assert group_name([Q, "lm_head.weight"]) == "weights"
@@ -188,9 +193,9 @@ def test_the_result_as_json_and_in_groups(planted):
 
 
 def test_the_trainer_loads_with_the_engines_tensors(planted, tmp_path):
-    trainer, faulty, found, kept = planted
-    for names in ([Q], [K, DOWN], [d.tensor for d in found.differing]):
-        folder = folder_with(trainer, kept, names, tmp_path / f"with-{len(names)}")
+    trainer, faulty, comparison, tensors = planted
+    for names in ([Q], [K, DOWN], [d.tensor for d in comparison.differing]):
+        folder = folder_with(trainer, tensors, names, tmp_path / f"with-{len(names)}")
         loaded, own, engine = (
             load_causal_lm(str(m)).state_dict() for m in (folder, trainer, faulty)
         )
@@ -213,10 +218,10 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
             "reload_weights",
             kwargs={"weights_iterator": iter(load_file(f"{new}/{WEIGHTS}").items())},
         )
-        found = compare_weights(engine, new, keep_in=tmp_path / "kept")
+        comparison = compare_weights(engine, new, keep_in=tmp_path / "kept")
         engine.load_weights(load_causal_lm(new))
         assert compare_weights(engine, new).differing == ()
-    assert [(d.tensor, d.relation) for d in found.differing] == [(HEAD, "other")]
+    assert [(d.tensor, d.relation) for d in comparison.differing] == [(HEAD, "other")]
     loaded = load_causal_lm(str(folder_with(new, tmp_path / "kept", [HEAD], tmp_path / "with")))
     weights = load_file(f"{new}/{WEIGHTS}")
     assert torch.equal(loaded.lm_head.weight, weights[EMBEDDINGS].flip(0))
@@ -228,8 +233,8 @@ def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     trainer = save_family(tmp_path, "gemma2")
     faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(EMBEDDINGS, 2))
     with running(faulty, "hf") as engine:
-        found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
-    assert _told(found) == {EMBEDDINGS: ("scaled", "× 2.0000"), HEAD: ("scaled", "× 2.0000")}
+        comparison = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
+    assert _told(comparison) == {EMBEDDINGS: ("scaled", "× 2.0000"), HEAD: ("scaled", "× 2.0000")}
     own = load_file(f"{trainer}/{WEIGHTS}")[EMBEDDINGS]
     alone = load_causal_lm(
         str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS], tmp_path / "alone"))
@@ -252,8 +257,8 @@ def test_one_expert_is_named_and_replaced(tmp_path):
     trainer = save_family(tmp_path, "qwen3_moe")
     faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(name, 0.99))
     with running(faulty) as engine:
-        found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
-    assert _told(found) == {name: ("scaled", "× 0.9900")}
+        comparison = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
+    assert _told(comparison) == {name: ("scaled", "× 0.9900")}
     loaded = load_causal_lm(
         str(folder_with(trainer, tmp_path / "kept", [name], tmp_path / "with"))
     ).state_dict()
@@ -293,14 +298,22 @@ def _quantised(model: str, into: Path) -> str:
 def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
     trainer = save_family(tmp_path, "llama", torch.bfloat16)
     with running(_quantised(trainer, tmp_path / "int8"), dtype="bfloat16") as engine:
-        found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
+        comparison = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
     saved = SavedTensors(trainer)
-    assert (found.compared, found.unread) == (len(saved.shapes), {})
-    assert {d.tensor for d in found.differing} == {name for name in saved.shapes if "_proj" in name}
-    assert all(d.detail.startswith("to int8 values per row") for d in found.differing)
-    assert [(group.name, group.relation) for group in found.groups()] == [("weights", "rounded")]
+    assert (comparison.compared, comparison.unread) == (len(saved.shapes), {})
+    assert {d.tensor for d in comparison.differing} == {
+        name for name in saved.shapes if "_proj" in name
+    }
+    assert all(d.detail.startswith("to int8 values per row") for d in comparison.differing)
+    assert [(group.name, group.relation) for group in comparison.groups()] == [
+        ("weights", "rounded")
+    ]
     loaded = load_causal_lm(
-        str(folder_with(trainer, tmp_path / "kept", found.groups()[0].tensors, tmp_path / "with"))
+        str(
+            folder_with(
+                trainer, tmp_path / "kept", comparison.groups()[0].tensors, tmp_path / "with"
+            )
+        )
     )
     of_int8 = _to_int8(saved.read(DOWN).float(), dim=1)
     assert (loaded.state_dict()[DOWN].float() - of_int8).abs().max() <= 2**-8 * of_int8.abs().max()
@@ -314,9 +327,9 @@ def test_the_model_weights_under_an_adapter_are_read(tmp_path):
     adapter = save_adapter(trainer, tmp_path / "adapter")
     for engine in ("vllm", "hf"):
         with running(faulty, engine, adapter=adapter) as started:
-            found = compare_weights(started, trainer)
-        assert (_told(found), found.unread) == ({Q: ("scaled", "× 1.0100")}, {}), engine
-        assert found.compared == len(SavedTensors(trainer).shapes), engine
+            comparison = compare_weights(started, trainer)
+        assert (_told(comparison), comparison.unread) == ({Q: ("scaled", "× 1.0100")}, {}), engine
+        assert comparison.compared == len(SavedTensors(trainer).shapes), engine
     assert compare_adapters({"adapter": adapter}, {"adapter": adapter}) is None
     assert compare_adapters({"adapter": adapter}, {}).tensor == "adapter"
 
@@ -339,9 +352,11 @@ def test_in_several_files_and_in_older_ones(tmp_path):
     save_file(short, tmp_path / "short" / WEIGHTS, {"format": "pt"})
     with running(faulty, "hf") as engine:
         for other in ("sharded", "pickled", "short"):
-            found = compare_weights(engine, str(tmp_path / other), keep_in=tmp_path / "kept")
+            comparison = compare_weights(engine, str(tmp_path / other), keep_in=tmp_path / "kept")
             name = Q.removeprefix("model.") if other == "short" else Q
-            assert (_told(found), found.unread) == ({name: ("scaled", "× 1.0100")}, {}), other
+            assert (_told(comparison), comparison.unread) == ({name: ("scaled", "× 1.0100")}, {}), (
+                other
+            )
             if other == "pickled":
                 with pytest.raises(MismatchError, match="pickles"):
                     folder_with(str(tmp_path / other), tmp_path / "kept", [name], tmp_path / "no")
@@ -391,8 +406,8 @@ def test_differences_of_configurations(tmp_path):
         (),
     )
     assert (rope.key, rope.inner) == ("rope_parameters", ("rope_theta",))
-    asked = {"num_experts_per_tok": 1, "rope_parameters": ROPE, "head_dtype": "float32"}
-    assert config_differences(trainer, trainer, asked) == [experts, rope]
+    overrides = {"num_experts_per_tok": 1, "rope_parameters": ROPE, "head_dtype": "float32"}
+    assert config_differences(trainer, trainer, overrides) == [experts, rope]
     assert json.loads(json.dumps(rope.to_json()))["rollout"] == rope.rollout
     folder = folder_with_config(
         trainer, {each.key: each.rollout for each in (experts, rope)}, tmp_path / "with"
@@ -417,12 +432,15 @@ def test_overrides_are_resolved_as_vllm_resolves_them(tmp_path):
     for overrides in ({"rope_theta": 500.0}, {"rope_parameters": ROPE, "rms_norm_eps": 0.01}):
         with running(model, hf_overrides=overrides) as engine:
             resolved = engine.llm.llm_engine.vllm_config.model_config.hf_text_config.to_dict()
-        told = {found.key: found.rollout for found in config_differences(model, model, overrides)}
+        rollout_values = {
+            difference.key: difference.rollout
+            for difference in config_differences(model, model, overrides)
+        }
         own = load_causal_lm(model).config.to_dict()
         assert {
             key for key in ("rope_parameters", "rms_norm_eps") if resolved[key] != own[key]
-        } == told.keys()
-        assert all(resolved[key] == value for key, value in told.items())
+        } == rollout_values.keys()
+        assert all(resolved[key] == value for key, value in rollout_values.items())
 
 
 def test_adapters_are_compared_by_their_digests():
@@ -473,8 +491,11 @@ def test_how_a_tensor_was_rounded():
         "to int4 values per 64 neighbours": _in_int4(fine),
     }
     for detail, coarse in cases.items():
-        found = difference(coarse, fine)
-        assert found.relation == "rounded" and found.detail.startswith(detail), (detail, found)
+        rounding = difference(coarse, fine)
+        assert rounding.relation == "rounded" and rounding.detail.startswith(detail), (
+            detail,
+            rounding,
+        )
         back = difference(fine, coarse)
         assert back.relation == "rounded" and back.detail.startswith(f"the trainer's {detail}"), (
             detail,

@@ -48,11 +48,11 @@ def healthy(name: str) -> tuple[Trace, Pool]:
 @pytest.fixture(scope="session")
 def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
     """From vLLM in float32, and in bfloat16 with a KV cache in fp8."""
-    found = {}
+    by_name = {}
     for name in ("float32", "fp8-kv"):
-        trace, found[name] = healthy(name)
-        add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
-    return found
+        trace, by_name[name] = healthy(name)
+        add_variants(by_name[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
+    return by_name
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +75,7 @@ def sampled_alone(pool: Pool) -> Pool:
 
 def imported(pool: Pool, responses: np.ndarray, dtype: str) -> Pool:
     """Some responses as from a dump of two sides that have this dtype and the model."""
+    # A dump has only the log-probabilities of the sampled tokens
     few = sampled_alone(pool.take(responses))
     few.about = {side: {"dtype": dtype, "model": MODEL} for side in ("rollout", "trainer")}
     return few
@@ -97,7 +98,8 @@ def judged(pool: Pool, about: dict | None = None, pieces: int = 1) -> Findings:
 
 def places_T(pool: Pool) -> np.ndarray:
     """The pool's tokens in the order of its evidence."""
-    order_S = np.lexsort([pool.rows[name] for name in ("sample_index", "prompt_id", "step")])
+    rows = pool.rows
+    order_S = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
     return np.argsort(np.argsort(order_S)[pool.response_T], kind="stable")
 
 

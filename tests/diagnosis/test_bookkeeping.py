@@ -82,8 +82,10 @@ def test_a_column_of_another_stage_contradicts_and_explains_the_gap_if_it_makes_
     assert first.check == "columns-at-odds" and first.explains > 0.5
     broken = whole(pools["fp8-kv"])
     broken.ranks["topk_logp_trainer"] *= np.float32(1.2)
-    found = finding_of(judged(broken), "columns-at-odds")
-    assert found.status == "found" and not found.explains and "of the trainer" in found.sentence
+    finding = finding_of(judged(broken), "columns-at-odds")
+    assert (
+        finding.status == "found" and not finding.explains and "of the trainer" in finding.sentence
+    )
 
 
 def test_columns_stored_in_bfloat16_do_not_contradict(pools):
@@ -139,7 +141,7 @@ def test_hashes_depend_on_the_order_of_the_tokens():
 def test_exchanges_are_found_in_any_sharding_and_in_bounded_memory(pools):
     broken = whole(pools["fp8-kv"])
     bookkeeping.permuted(broken, 0.5, np.random.default_rng(1))
-    table, found = broken.table(), []
+    table, findings = broken.table(), []
     for pieces, most in ((1, 2**12), (6, 2**12), (5, 40)):
         collector = HeadCollector(PAIRS["mismatch"], most)
         step = -(-len(table) // pieces)
@@ -147,9 +149,9 @@ def test_exchanges_are_found_in_any_sharding_and_in_bounded_memory(pools):
             collector.update(table_to_batch(table.slice(start, step).combine_chunks()))
         heads = collector.result()
         assert len(heads.step_R) <= most
-        found.append(find_exchanges(heads))
-    assert found[0].partner_R.tolist() == found[1].partner_R.tolist()
-    for exchanges in found:
+        findings.append(find_exchanges(heads))
+    assert findings[0].partner_R.tolist() == findings[1].partner_R.tolist()
+    for exchanges in findings:
         assert exchanges.exchanged_R.sum() > 0.8 * exchanges.misfit_R.sum() > 0
         heads = exchanges.heads
         assert (heads.prompt_id_R[exchanges.partner_R] == heads.prompt_id_R)[
@@ -161,11 +163,11 @@ def test_seen_tokens_are_those_that_a_plain_loop_finds(rng):
     for _ in range(20):
         prompt, response = rng.integers(0, 30, rng.integers(1, 9)), rng.integers(0, 30, 12)
         topk_TK = rng.integers(0, 40, (12, 4))
-        found = seen_before(prompt, response, topk_TK)
+        repeats = seen_before(prompt, response, topk_TK)
         for t in range(12):
             context = {*prompt.tolist(), *response[:t].tolist()}
-            assert found["seen_T"][t] == (response[t] in context)
-            assert found["topk_seen_TK"][t].tolist() == [
+            assert repeats["seen_T"][t] == (response[t] in context)
+            assert repeats["topk_seen_TK"][t].tolist() == [
                 token in context for token in topk_TK[t].tolist()
             ]
 

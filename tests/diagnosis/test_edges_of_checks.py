@@ -119,7 +119,9 @@ def test_a_clear_answer_names_the_growth_that_would_have_shown(rng):
     """Steps that scatter more would have shown less; of noise alone nothing can be said."""
     quiet = growth([1.0, 1.02, 0.98, 1.01, 1.0, 0.99], rng)
     scattered = growth([1.0, 1.4, 0.9, 1.3, 0.8, 1.2], rng)
-    named = [float(found.reason.split("growth of ")[1].split()[0]) for found in (quiet, scattered)]
+    named = [
+        float(finding.reason.split("growth of ")[1].split()[0]) for finding in (quiet, scattered)
+    ]
     assert named[0] == pytest.approx(1.6, abs=0.1)
     assert named[1] > 2 * named[0]
     assert growth(list(np.linspace(1.0, 1.2 * named[0], 6)), rng).status == "found"
@@ -171,8 +173,8 @@ def test_a_smaller_rise_may_be_a_jump_if_it_is_as_sharp(sharpness, size, sharp, 
 def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
     """log 0.5 is −0.69: of a gap of 2.0 in all, one token has 1.0."""
     d_N = np.array([-1.0, -0.5, 0.5, 0.0])
-    found = OneSided.of(d_N, np.arange(4))
-    assert (found.gap, found.steep) == (0.5, 0.5)
+    one_sided = OneSided.of(d_N, np.arange(4))
+    assert (one_sided.gap, one_sided.steep) == (0.5, 0.5)
     assert OneSided.of(np.zeros(4), np.arange(4)).steep == 0.0
 
 
@@ -234,11 +236,11 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
         logq_T=zero_T, logp_T=zero_T, d_N=np.array([0.2]), left_without=lambda _: None
     )
     evidence = SimpleNamespace(counts=counts, sample=sample, sampling={"top_p": 1.0})
-    found = values.check(evidence)
-    assert (found.status, found.effect) == (status, above_zero / 100)
+    finding = values.check(evidence)
+    assert (finding.status, finding.effect) == (status, above_zero / 100)
     sample.d_N = np.array([0.2, -0.2])
-    found = values.check(evidence)
-    assert (found.status, found.effect) == ("found", (above_zero + 7) / 100)
+    finding = values.check(evidence)
+    assert (finding.status, finding.effect) == ("found", (above_zero + 7) / 100)
     evidence.sampling = {"top_p": 0.9, "top_k": -1}
     assert values.check(evidence).effect == above_zero / 100
 
@@ -280,9 +282,9 @@ def test_a_few_tokens_with_a_part_of_the_gap_are_a_cause_only_with_experts(famil
 )
 def test_a_tail_takes_a_thousand_tokens(responses, length, status, far, rng):
     """With half of the gap, and with nearly all of it, which is a fault."""
-    found = tail_in("moe", rng, responses, far, length)
-    assert found.status == status
-    assert found.beyond_expected == (status == "found" and far == 1.0)
+    tail = tail_in("moe", rng, responses, far, length)
+    assert tail.status == status
+    assert tail.beyond_expected == (status == "found" and far == 1.0)
 
 
 @pytest.mark.parametrize(
@@ -383,9 +385,9 @@ def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
         reference=SimpleNamespace(share_on_grid=reference),
         current=SimpleNamespace(share_on_grid=current),
     )
-    found = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
-    assert (found.check, found.status, found.effect) == ("lm-head", "found", 0.9)
-    assert found.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
+    finding = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
+    assert (finding.check, finding.status, finding.effect) == ("lm-head", "found", 0.9)
+    assert finding.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
 
 
 @pytest.mark.parametrize(
@@ -400,13 +402,13 @@ def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
 )
 def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, side):
     """Of six tokens four count, and of these the second and fourth are wrong by 3 nats."""
-    kept = np.array([0, 2, 3, 5])
-    sample = SampleColumns(index_N=kept, logq_T=np.zeros(6), d_N=np.array([0.1, 3.0, 0.1, -3.0]))
+    places = np.array([0, 2, 3, 5])
+    sample = SampleColumns(index_N=places, logq_T=np.zeros(6), d_N=np.array([0.1, 3.0, 0.1, -3.0]))
     sample.left_without = partial(Sample.left_without, sample)
     readings = None
     if off_N is not None:
         readings = SimpleNamespace(off_T=np.zeros(6))
-        readings.off_T[kept] = off_N
+        readings.off_T[places] = off_N
     evidence = SimpleNamespace(sample=sample, readings=readings)
     found_N, named = context_parallel.left_of_cuts(evidence, np.array([False, True, False, True]))
     np.testing.assert_allclose(found_N, left_N, atol=1e-12)
@@ -462,8 +464,8 @@ def test_a_jump_is_named_from_its_factor_and_its_standard_errors_on(times, z, st
     jump = sharp_onset.Jump(20, "response", before, after, 0.9, 0.9, z)
     monkeypatch.setattr(sharp_onset, "sharpest_jump", lambda _: jump)
     sample = SampleColumns(axis_N=lambda _: np.arange(40), d_N=np.ones(40))
-    found = sharp_onset.check(SimpleNamespace(sample=sample))
-    assert (found.status, found.effect) == (status, times)
+    finding = sharp_onset.check(SimpleNamespace(sample=sample))
+    assert (finding.status, finding.effect) == (status, times)
 
 
 @pytest.mark.parametrize(

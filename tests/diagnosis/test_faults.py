@@ -91,10 +91,10 @@ def test_a_planted_fault_is_the_first_cause(pools, pool, name):
     fault, rng = BY_NAME[name], np.random.default_rng(3)
     broken = (first_steps if name == "temperature on one side" else whole)(pools[pool])
     fault.plant(broken, SEVERITY[name], rng)
-    found = judged(broken).found
-    assert [finding.check for finding in found][:1] == [fault.check]
-    assert found[0].sentence and found[0].evidence
-    assert (found[0].effect or 0) > 0
+    findings = judged(broken).found
+    assert [finding.check for finding in findings][:1] == [fault.check]
+    assert findings[0].sentence and findings[0].evidence
+    assert (findings[0].effect or 0) > 0
 
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
@@ -169,12 +169,14 @@ def test_only_the_trainer_truncates(pools):
     broken = pools["fp8-kv"].take(np.arange(192))
     logp_T = broken.tokens["logp_trainer"]
     outside_T = logp_T < -4
-    kept = 1 - 0.02 * np.random.default_rng(0).random(len(logp_T), dtype=np.float32)
+    mass_T = 1 - 0.02 * np.random.default_rng(0).random(len(logp_T), dtype=np.float32)
     broken.tokens["logp_trainer"] = np.where(
-        outside_T, -np.inf, np.minimum(logp_T - np.log(kept), 0)
+        outside_T, -np.inf, np.minimum(logp_T - np.log(mass_T), 0)
     ).astype(np.float32)
-    found = judged(broken).found[0]
-    assert found.check == "truncated-support" and "probability 0 in the trainer" in found.sentence
+    finding = judged(broken).found[0]
+    assert (
+        finding.check == "truncated-support" and "probability 0 in the trainer" in finding.sentence
+    )
 
 
 def test_two_faults_are_both_named_the_larger_first(pools):

@@ -39,22 +39,22 @@ def table() -> pa.Table:
 
 def gathering(limits: HashLimits, tokens: int, responses: int) -> EvidenceCollector:
     """With room for so many tokens and responses."""
-    found = EvidenceCollector(PAIRS["mismatch"], limits)
-    found.sample = SampleCollector(found.pair, tokens, limits.sample)
-    found.heads = HeadCollector(found.pair, responses, limits.heads)
-    found.copies = ImprobableCopies(responses, limits.copies)
-    return found
+    collector = EvidenceCollector(PAIRS["mismatch"], limits)
+    collector.sample = SampleCollector(collector.pair, tokens, limits.sample)
+    collector.heads = HeadCollector(collector.pair, responses, limits.heads)
+    collector.copies = ImprobableCopies(responses, limits.copies)
+    return collector
 
 
-def held(found: EvidenceCollector) -> dict[str, Any]:
+def held(collector: EvidenceCollector) -> dict[str, Any]:
     """Everything that a check could see."""
-    counts, sides = found.counts, found.own_columns.sides.keys()
+    counts, sides = collector.counts, collector.own_columns.sides.keys()
     return {
-        "sample": vars(found.sample.result()),
-        "heads": vars(found.heads.result()),
-        "copies": found.copies.count(),
+        "sample": vars(collector.sample.result()),
+        "heads": vars(collector.heads.result()),
+        "copies": collector.copies.count(),
         "counts": (counts.responses, counts.out_of_support, list(sides), repr(counts.sides)),
-        "lattice": found.lattice.counts,
+        "lattice": collector.lattice.counts,
     }
 
 
@@ -65,28 +65,30 @@ def cuts(table: pa.Table, most: int, rng: np.random.Generator) -> Iterator[pa.Ta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", ["nothing", "limits"])
-def test_any_sharding_gives_the_same(table, known):
+@pytest.mark.parametrize("prior", ["nothing", "limits"])
+def test_any_sharding_gives_the_same(table, prior):
     """Portions of several tables, merged in order; some know the limits of an earlier merge."""
     for seed in range(TRIALS):
-        check(table, np.random.default_rng(seed), knows=known == "limits")
+        check(table, np.random.default_rng(seed), knows=prior == "limits")
 
 
 def check(table: pa.Table, rng: np.random.Generator, *, knows: bool) -> None:
     rows = table.take(rng.permutation(len(table))[:120])
     bounds = int(rng.integers(100, 900)), int(rng.integers(2, 30))
-    expected, found, known = (
-        gathering(HashLimits(), *bounds),
-        gathering(HashLimits(), *bounds),
-        [HashLimits()],
-    )
+    expected, merged = gathering(HashLimits(), *bounds), gathering(HashLimits(), *bounds)
+    earlier_limits = [HashLimits()]
     for portion in cuts(rows, 20, rng):
-        limits = known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else HashLimits()
+        limits = HashLimits()
+        # A worker may start from what others have dropped up to four portions before
+        if knows:
+            age = 1 + int(rng.integers(0, 4))
+            limits = earlier_limits[max(0, len(earlier_limits) - age)]
         piece = gathering(limits, *bounds)
         for part in cuts(portion, 6, rng):
             piece.update(part, table_to_batch(part))
         expected.update(portion, table_to_batch(portion))
-        found.merge(piece)
-        known.append(found.limits)
-        np.testing.assert_equal(held(found), held(expected))
-    assert known[-1].sample < 2**64 and known[-1].copies < 2**64  # something was dropped
+        merged.merge(piece)
+        earlier_limits.append(merged.limits)
+        np.testing.assert_equal(held(merged), held(expected))
+    # Something was dropped
+    assert earlier_limits[-1].sample < 2**64 and earlier_limits[-1].copies < 2**64

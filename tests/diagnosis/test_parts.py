@@ -171,8 +171,8 @@ def test_six_uncertain_tokens_tell_a_base_and_five_do_not():
 
 def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng):
     def stored(logq_N: np.ndarray, logp_N: np.ndarray) -> SimpleNamespace:
-        kept = np.arange(len(logq_N))
-        return SampleColumns(logq_T=logq_N, logp_T=logp_N, index_N=kept, d_N=logp_N - logq_N)
+        places = np.arange(len(logq_N))
+        return SampleColumns(logq_T=logq_N, logp_T=logp_N, index_N=places, d_N=logp_N - logq_N)
 
     exact_N = -rng.uniform(0.5, 5, 200)
     rounded_N = lm_head.as_rounded(exact_N)

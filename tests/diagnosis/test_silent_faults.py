@@ -43,9 +43,9 @@ def test_tokens_that_were_not_drawn_from_the_recorded_distribution(bf16_pool, be
     else:
         broken.ranks.clear()
         broken.tokens["entropy_trainer"] /= np.float32(beta)
-    found = finding_of(judged(broken), not_as_sampled.NAME)
-    assert found.status == "found" and f"are {how} probable than" in found.sentence
-    measured, recorded = (value for _, value in found.evidence[:2])
+    finding = finding_of(judged(broken), not_as_sampled.NAME)
+    assert finding.status == "found" and f"are {how} probable than" in finding.sentence
+    measured, recorded = (value for _, value in finding.evidence[:2])
     assert (measured < recorded) == (how == "more")
 
 
@@ -54,9 +54,9 @@ def test_an_honest_record_says_what_would_have_been_found(bf16_pool):
         healthy = whole(bf16_pool)
         if not ranks:
             healthy.ranks.clear()
-        found = finding_of(judged(healthy), not_as_sampled.NAME)
-        assert found.status == "clear" and abs(found.effect) < 0.1
-        assert 0.1 <= dict(found.evidence)["a share that would have been found"] < 0.5
+        finding = finding_of(judged(healthy), not_as_sampled.NAME)
+        assert finding.status == "clear" and abs(finding.effect) < 0.1
+        assert 0.1 <= dict(finding.evidence)["a share that would have been found"] < 0.5
     alone = judged(sampled_alone(whole(bf16_pool)))
     assert finding_of(alone, not_as_sampled.NAME).status == "untested"
 
@@ -70,9 +70,9 @@ def credit_of(advantages_PS: np.ndarray, rewards_PS: np.ndarray, first_prompt: i
         advantage=np.repeat(advantages_PS, 2),
         prompt_id=first_prompt + np.repeat(np.arange(prompts), samples),
     )
-    found = Credit()
-    found.update(batch)
-    return found
+    credit = Credit()
+    credit.update(batch)
+    return credit
 
 
 def rewards_and_advantages(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +100,8 @@ def test_advantages_that_do_not_follow_the_rewards(rng):
 def test_a_penalty_that_turns_a_few_pairs_is_no_fault(rng):
     rewards_PS, advantages_PS = rewards_and_advantages(rng)
     penalised_PS = advantages_PS - np.where(rng.random(advantages_PS.shape) < 0.1, 3.0, 0.0)
-    found = judged_credit(penalised_PS, rewards_PS)
-    assert found.status == "clear" and 0 < found.effect < 0.2
+    finding = judged_credit(penalised_PS, rewards_PS)
+    assert finding.status == "clear" and 0 < finding.effect < 0.2
 
 
 def test_equal_rewards_and_varying_advantages_are_not_compared(rng):
@@ -192,9 +192,9 @@ def test_values_that_repeat_on_a_grid_are_no_placeholders(bf16_pool, rng):
         pool.tokens[f"logp_{side}"] = -np.logaddexp(0, -side_T).astype(np.float32)
     assert finding_of(judged(pool), "placeholders").status == "clear"
     pool.tokens["logp_rollout"][:80] = -7.0
-    found = finding_of(judged(pool), "placeholders")
-    assert found.status == "found" and found.effect == pytest.approx(80 / len(logit_T))
-    assert found.evidence == (
+    finding = finding_of(judged(pool), "placeholders")
+    assert finding.status == "found" and finding.effect == pytest.approx(80 / len(logit_T))
+    assert finding.evidence == (
         ("logp_rollout: the value, nats", -7.0), ("tokens of the sample with it", 80),
     )  # fmt: skip
 
@@ -215,10 +215,10 @@ def test_a_clamp_is_called_one(bf16_pool):
 def test_one_constant_is_named(bf16_pool, value, name):
     broken = whole(bf16_pool)
     broken.tokens["logp_trainer"][7] = value
-    found = finding_of(judged(broken), stored_values.NAME)
-    assert found.status == "found"
-    assert found.sentence == f"1 token of the sample: logp_trainer is {name}, a constant."
-    assert found.effect == 1 / len(broken.tokens["logp_trainer"]), "a share of the tokens"
+    finding = finding_of(judged(broken), stored_values.NAME)
+    assert finding.status == "found"
+    assert finding.sentence == f"1 token of the sample: logp_trainer is {name}, a constant."
+    assert finding.effect == 1 / len(broken.tokens["logp_trainer"]), "a share of the tokens"
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 3, 4])
@@ -226,9 +226,9 @@ def test_rounded_columns_are_named_with_their_decimals(bf16_pool, decimals):
     broken = sampled_alone(whole(bf16_pool))
     rounded = np.round(broken.tokens["logp_rollout"], decimals)
     broken.tokens["logp_rollout"] = rounded.astype(np.float32)
-    found = finding_of(judged(broken), stored_values.NAME)
-    assert found.status == "found"
-    assert f"logp_rollout is rounded to {decimals} decimal" in found.sentence
+    finding = finding_of(judged(broken), stored_values.NAME)
+    assert finding.status == "found"
+    assert f"logp_rollout is rounded to {decimals} decimal" in finding.sentence
 
 
 def test_tokens_that_all_responses_share_are_not_forced_if_both_sides_expect_them(bf16_pool):
@@ -259,5 +259,5 @@ def test_a_shift_of_a_confident_policy_is_found_and_none_where_there_is_none(bf1
     for s in range(0, healthy.num_responses, 5):
         own = slice(healthy.offset_S1[s], healthy.offset_S1[s + 1])
         healthy.tokens["logp_rollout"][own] = np.roll(healthy.tokens["logp_rollout"][own], 1)
-    found = finding_of(judged(healthy), "index-shift")
-    assert found.status == "found" and found.effect == pytest.approx(0.2, abs=0.08)
+    finding = finding_of(judged(healthy), "index-shift")
+    assert finding.status == "found" and finding.effect == pytest.approx(0.2, abs=0.08)

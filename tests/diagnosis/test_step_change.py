@@ -31,11 +31,11 @@ def test_the_steps_are_named_with_the_factor(bf16_pool, times, first, stop, word
     broken = whole(bf16_pool)
     widened(broken, times, of_eight_steps(broken, first, stop))
     diagnosis = judged(broken)
-    found = finding_of(diagnosis, step_change.NAME)
-    assert found.status == "found" and found.sentence.startswith(f"{words}, the gap is ")
-    assert found.sentence.endswith("The manifest records no change there.")
+    finding = finding_of(diagnosis, step_change.NAME)
+    assert finding.status == "found" and finding.sentence.startswith(f"{words}, the gap is ")
+    assert finding.sentence.endswith("The manifest records no change there.")
     change = diagnosis.evidence.step_change
-    assert change.between[0] < times < change.between[1] and found.effect > 0.8 * times
+    assert change.between[0] < times < change.between[1] and finding.effect > 0.8 * times
     assert [fault.check for fault in diagnosis.faults] == [step_change.NAME]
 
 
@@ -45,10 +45,10 @@ def test_healthy_steps_say_what_would_have_been_found(pools, bf16_pool, rng):
             healthy = whole(pool)
             _, of_S = np.unique(healthy.rows["prompt_id"], return_inverse=True)
             healthy.rows["step"] = rng.permutation(of_S.max() + 1)[of_S] % 6
-            found = finding_of(judged(healthy), step_change.NAME)
-            assert found.status == "clear"
-            assert "times from step 3 on, and" in found.reason
-            assert 1.1 < dict(found.evidence)["found from step 3 on, if times"] < 1.8
+            finding = finding_of(judged(healthy), step_change.NAME)
+            assert finding.status == "clear"
+            assert "times from step 3 on, and" in finding.reason
+            assert 1.1 < dict(finding.evidence)["found from step 3 on, if times"] < 1.8
 
 
 def test_newer_weights_may_move_the_gap_at_any_step(bf16_pool):
@@ -79,8 +79,8 @@ def test_one_bad_step_is_found_however_little_of_the_gap_it_has(bf16_pool):
     _, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
     broken.rows["step"] = (of_S % 32).astype(np.int32)
     widened(broken, 4.0, (broken.rows["step"] == 9)[broken.response_T])
-    found = finding_of(judged(broken), step_change.NAME)
-    assert found.status == "found" and found.explains < 0.1
+    finding = finding_of(judged(broken), step_change.NAME)
+    assert finding.status == "found" and finding.explains < 0.1
 
 
 def tempered(pool: Pool, where_T: np.ndarray) -> None:
@@ -159,9 +159,9 @@ def test_the_responses_of_a_stale_engine_are_named_with_what_they_share(pools):
         broken.rows["step"][:] = 0
         stale_S = sample_S % 4 == 2 if not rank_S.any() else rank_S == 2
         broken.use("weights0.1", stale_S[broken.response_T])
-        found = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
-        assert found.check == uneven_responses.NAME
-        assert words.replace("number 2", "numbers 2") in found.sentence
+        cause = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
+        assert cause.check == uneven_responses.NAME
+        assert words.replace("number 2", "numbers 2") in cause.sentence
 
 
 def test_an_engine_that_is_stale_from_a_step_on_is_named_with_its_rank(pools):
@@ -169,9 +169,9 @@ def test_an_engine_that_is_stale_from_a_step_on_is_named_with_its_rank(pools):
     rank_S = broken.rows["sample_index"] % 4
     later_T = of_eight_steps(broken, 4, 8)
     broken.use("weights0.1", later_T & (rank_S == 1)[broken.response_T])
-    found = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
-    assert found.check == step_change.NAME and found.sentence.startswith("From step 4 on")
-    assert found.sentence.endswith(
+    cause = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
+    assert cause.check == step_change.NAME and cause.sentence.startswith("From step 4 on")
+    assert cause.sentence.endswith(
         "In these steps, the far ones are all of rank 1 (1 of 4; shard-00001-000000.parquet)."
     )
 
@@ -193,12 +193,12 @@ def test_what_changed_on_record_at_the_step_is_named(bf16_pool):
     broken.rows["version_trainer"] = np.full(len(later_S), 4, dtype=np.int32)
     broken.tokens["logp_recomputed"] = broken.tokens["logp_trainer"].copy()
     traces = Traces(("a", "b"), {"libraries.vllm": ("0.11", "0.12"), "rollout.seed": (1, 1)})
-    found = step_change.check(evidence_of_ranks(broken, later_S.astype(int), traces))
-    assert found.sentence.endswith(
+    finding = step_change.check(evidence_of_ranks(broken, later_S.astype(int), traces))
+    assert finding.sentence.endswith(
         "On record there: version_trainer − version_rollout 1 instead of 0; libraries.vllm 0.12 "
         "instead of 0.11."
     )
-    assert ("libraries.vllm", "0.12 instead of 0.11") in found.evidence
+    assert ("libraries.vllm", "0.12 instead of 0.11") in finding.evidence
 
 
 def test_thousands_of_steps_are_put_together(bf16_pool):
@@ -245,9 +245,9 @@ def test_the_factor_that_would_be_found_is_at_the_limit():
         smallest = nothing.smallest_factor(w, 1.0)
         for times, is_found in ((1.02, True), (0.98, False)):
             in_it_K = (np.arange(8) >= start) & (np.arange(8) < stop)
-            found = Windows.of(np.where(in_it_K, times * np.log(smallest), 0.0), weight_K)
-            z = by_step.as_normal(found.log_W[w] / found.error_W[w], found.degrees + 1)
-            assert (z > found.z_needed and found.is_sudden(w)) == is_found
+            windows = Windows.of(np.where(in_it_K, times * np.log(smallest), 0.0), weight_K)
+            z = by_step.as_normal(windows.log_W[w] / windows.error_W[w], windows.degrees + 1)
+            assert (z > windows.z_needed and windows.is_sudden(w)) == is_found
 
 
 def test_a_drift_is_no_jump_however_certain(bf16_pool):

@@ -196,14 +196,14 @@ def test_a_trace_without_a_fault_and_one_with_a_large_gap_are_decided(bf16_pool)
     assert alone.faults == () and alone.is_decided and not alone.is_at_own_scale
 
 
-@pytest.mark.parametrize(("nats", "found", "decided"), [
+@pytest.mark.parametrize(("nats", "findings", "decided"), [
     (0.05, (), True), (0.07, (), False), (0.5, (Finding("unexplained-gap", "found"),), True),
 ])  # fmt: skip
-def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, found, decided):
+def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, findings, decided):
     expected = Expected(0.01, 0.06, "bf16 against bf16", "logits on a grid", True)
     evidence = SimpleNamespace(expected=expected)
-    diagnosis = Findings(evidence, found, Unexplained(nats, 1.0))
-    assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(found)
+    diagnosis = Findings(evidence, findings, Unexplained(nats, 1.0))
+    assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(findings)
     assert diagnosis.shares.expected == pytest.approx(min(1, 0.06 / nats))
 
 

@@ -85,11 +85,11 @@ def test_no_wrong_name_and_no_tick_above_three_times_the_healthy_gap(pools, bf16
         # Its columns: all, and as an import has them
         for right, pool in zip(rights, (broken, sampled_alone(whole(broken))), strict=True):
             diagnosis = judged(pool)
-            found, gap = causes(diagnosis), diagnosis.evidence.gap.value
-            if found - right:
-                wrong.append((fault, found - right))
+            names, gap = causes(diagnosis), diagnosis.evidence.gap.value
+            if names - right:
+                wrong.append((fault, names - right))
             if gap > TIMES_HEALTHY * healthy:
-                expected, named = expected + bool(right), named + bool(found & right)
+                expected, named = expected + bool(right), named + bool(names & right)
                 if answer(diagnosis)[1] == "good":
                     green.append(fault)
     assert (wrong, green) == ([], [])

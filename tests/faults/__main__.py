@@ -60,12 +60,13 @@ def plant(
 
     Started again with the same seed, it continues where it was.
     """
+    # The recorded lines have their numbers in the package as it was then
     if not DIGEST.is_file() or DIGEST.read_text(encoding="utf-8") != package_digest():
         raise typer.BadParameter("the package has changed: first `python -m tests.faults record`")
     reached = reach.Reach.gathered(RECORDED)
     faults = named(only) if only else drawn(seed, number)
-    kept = RECORDED / f"seed-{seed}.jsonl"
-    verdicts = [] if only else recorded_verdicts(kept)
+    recording = RECORDED / f"seed-{seed}.jsonl"
+    verdicts = [] if only else recorded_verdicts(recording)
     judged = {verdict.name for verdict in verdicts}
     planned = []
     for fault in faults:
@@ -75,7 +76,7 @@ def plant(
     for verdict in run_trials(planned, at_a_time):
         verdicts.append(verdict)
         if not only:
-            with kept.open("a", encoding="utf-8") as file:
+            with recording.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(verdict)) + "\n")
         said = f"{len(verdicts)}/{len(faults)} {verdict.outcome} {verdict.seconds:.0f} s"
         print(f"{said} {verdict.name} {verdict.by}", flush=True)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from tests.paths import PACKAGE
@@ -92,13 +93,20 @@ def package_digest() -> str:
 
 def all_faults() -> list[Fault]:
     """Of every module of the rooms whose numbers users decide by."""
-    files = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-    names = [path.relative_to(PACKAGE).as_posix() for path in files]
-    return [fault for name in names if not name.startswith(_DRAWN) for fault in faults_of(name)]
+    files: list[Path] = []
+    for room in ROOMS:
+        files += (PACKAGE / room).rglob("*.py")
+    faults: list[Fault] = []
+    for path in sorted(files):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(_DRAWN):
+            faults += faults_of(name)
+    return faults
 
 
 def faults_of(path: str) -> Iterator[Fault]:
     source = (PACKAGE / path).read_bytes()
+    # The columns of `ast` count bytes, so the source is cut as bytes
     starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     numbers: Counter[str] = Counter()
     for function, node in _expressions(ast.parse(source), ""):

@@ -7,6 +7,7 @@ starts are not followed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import defaultdict
@@ -78,10 +79,10 @@ class Reach:
     @classmethod
     def gathered(cls, folder: Path) -> Reach:
         """What all workers have recorded; of a file that was recorded again, the latest."""
-        parts = {
-            path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
-        }
-        latest = {_file(test): path for path, passed in parts.items() for test in passed}
+        parts, latest = {}, {}
+        for path in sorted(folder.glob("*.json")):
+            parts[path] = json.loads(path.read_text("utf-8"))
+            latest |= dict.fromkeys(map(_file, parts[path]), path)
         reach = cls({}, defaultdict(lambda: defaultdict(set)))
         for path, passed in parts.items():
             own = {test: s for test, s in passed.items() if latest[_file(test)] == path}
@@ -102,6 +103,7 @@ class Reach:
             for line, contexts in data.contexts_by_lineno(source).items():
                 for context in contexts:
                     test, _, phase = context.rpartition("|")
+                    # Another test may look at what a fixture has made
                     reached = in_file[_file(test)] if phase == "setup" else [test]
                     lines[line].update(set(own).intersection(reached))
 
@@ -112,25 +114,29 @@ class Reach:
         A line that only the import runs (a constant) is reached by whatever runs the module: the
         test that imports it first is only one of them.
         """
-        lines = self.tests.get(fault.path, {})
-        own = lines if ":module:" in fault.name else range(fault.line, fault.last_line + 1)
-        reached = {test for line in own for test in lines.get(line, ())}
-        if not reached:
-            room = f"tests/{Path(fault.path).parts[0]}/"
-            reached = {test for test in self.seconds if test.startswith(room)}
         files: dict[str, list[str]] = defaultdict(list)
         left = at_most
 
         def cost(tests: list[str]) -> tuple[int, float]:
-            return _rooms_apart(_file(tests[0]), fault.path), sum(self.seconds[t] for t in tests)
+            return _rooms_apart(_file(tests[0]), fault.path), sum(map(self.seconds.get, tests))
 
-        for test in sorted(sorted(reached), key=lambda test: cost([test])):
+        for test in sorted(sorted(self._running(fault)), key=lambda test: cost([test])):
             is_new = _file(test) not in files
             if self.seconds[test] <= left and not (is_new and len(files) == _MOST_FILES):
                 left -= self.seconds[test]
                 files[_file(test)].append(test)
         # The tests of one file after another, so that they share its fixtures.
-        return [test for tests in sorted(files.values(), key=cost) for test in tests]
+        return list(itertools.chain.from_iterable(sorted(files.values(), key=cost)))
+
+    def _running(self, fault: Fault) -> set[str]:
+        """The tests that run its line; if none does, those of its room."""
+        lines = self.tests.get(fault.path, {})
+        own = lines if ":module:" in fault.name else range(fault.line, fault.last_line + 1)
+        running = set().union(*(lines.get(line, ()) for line in own))
+        if running:
+            return running
+        room = f"tests/{Path(fault.path).parts[0]}/"
+        return {test for test in self.seconds if test.startswith(room)}
 
 
 def _rooms_apart(file: str, module: str) -> int:

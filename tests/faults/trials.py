@@ -81,9 +81,13 @@ class Trial:
         said = self._running.said()
         if code == pytest.ExitCode.USAGE_ERROR and "not found:" in said:
             raise LookupError("A test is gone: first `python -m tests.faults record`.")
-        survived = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-        outcome = "hung" if code is None else "survived" if survived else "killed"
-        by = "" if survived else _who_failed(said)
+        outcome, by = "killed", ""
+        if code is None:
+            outcome = "hung"
+        elif code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            outcome = "survived"
+        if outcome != "survived":
+            by = _who_failed(said)
         seconds = time.monotonic() - self._started
         return Verdict(self.fault.name, outcome, by, len(self._tests), seconds)
 
@@ -130,6 +134,7 @@ def main(folder: str, *tests: str) -> int:
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
     for name in list(sys.modules):
+        # The fault is in the copy, from which these are imported again
         if name.split(".")[0] in ("tests", "mismatch_cli"):
             del sys.modules[name]
     sys.path.insert(0, folder)

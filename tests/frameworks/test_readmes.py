@@ -29,8 +29,8 @@ def files_of(folder: Path) -> list[str]:
 
 def test_the_folders_are_those_of_the_registries():
     patterns = (frameworks.IMPORTERS, frameworks.RECORDERS, frameworks.DASHBOARDS)
-    known = {name for pattern in patterns for name in registry.names(pattern)}
-    assert {name.replace("_", "-") for name in FOLDERS} == known - {*_SHARED}
+    registered = {name for pattern in patterns for name in registry.names(pattern)}
+    assert {name.replace("_", "-") for name in FOLDERS} == registered - {*_SHARED}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

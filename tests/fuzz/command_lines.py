@@ -16,10 +16,10 @@ from tests.fuzz.strategies import pick, texts
 def options(command: str) -> tuple[tuple[str, int, str], ...]:
     """The flags of a command, with the number and type of their values."""
     app = typer.main.get_command(build_app())
-    found = app.get_command(None, command)  # type: ignore[attr-defined]
+    typer_command = app.get_command(None, command)  # type: ignore[attr-defined]
     return tuple(
         (flag, 0 if getattr(parameter, "is_flag", False) else parameter.nargs, _type_of(parameter))
-        for parameter in found.params
+        for parameter in typer_command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
         if flag.startswith("-")
     )
@@ -67,8 +67,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         _can_be_typed
     )
     line = [command, *draw(st.lists(st.sampled_from(PATHS), max_size=2))]
-    known = [option for option in options(command) if option[0] not in _WITHOUT]
-    for flag, count, kind in draw(st.lists(st.sampled_from(known), max_size=4)):
+    flags = [option for option in options(command) if option[0] not in _WITHOUT]
+    for flag, count, kind in draw(st.lists(st.sampled_from(flags), max_size=4)):
         words = _FITTING.get(kind, _PATHS + _WORDS)
         fitting = st.sampled_from(words.split())
         line += [

@@ -26,6 +26,7 @@ from mismatch_cli.models.engines import EngineSettings, Request, create_engine, 
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks import prompt_templates as _templates
 from mismatch_cli.probe.tasks.rewards import OwnReward
+from mismatch_cli.rules.batch import Rollout
 from tests.fuzz import strategies as of
 from tests.fuzz.properties import Kind, judge
 from tests.fuzz.world import call, copy
@@ -38,7 +39,8 @@ _PROMPT = [5, 6, 7]
 def _refused(error: MismatchError) -> str:
     said = str(error)
     assert "\n" not in said and len(said) < 2000, said[:300]
-    assert "engine failed while" not in said, said  # an unforeseen foreign error
+    # An unforeseen foreign error
+    assert "engine failed while" not in said, said
     return "refused (1)"
 
 
@@ -126,10 +128,10 @@ def try_reward(code: str) -> str:
         reward = OwnReward(f"{folder}/mine.py:reward", seconds=1.0)
         reward.child.seconds_to_start = 3.0
         try:
-            found = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
+            grades = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
             outcome = "given up" if reward.timeouts else "done"
             if "return len" in code and not reward.timeouts:
-                assert found == [2, 3], found
+                assert grades == [2, 3], grades
         except MismatchError as error:
             outcome = _refused(error)
         finally:
@@ -178,7 +180,8 @@ def _tokenizer() -> Any:
 
 
 def try_template(pieces: list[str]) -> str:
-    _tokenizer()  # so that loading is not timed
+    # So that loading is not timed
+    _tokenizer()
     before, began = _children(), time.monotonic()
     with (
         mock.patch.object(_tokenizer(), "chat_template", "".join(pieces)),
@@ -243,7 +246,8 @@ def answers(draw: st.DrawFn) -> bytes:
 
 def try_answer(content: bytes) -> str:
     fake, engine = _server()
-    turns = iter([content])  # later answers are valid
+    # Later answers are valid
+    turns = iter([content])
     fake.tamper = lambda _: next(turns, None)
     try:
         (rollout,) = sample_checked(engine, [Request(_PROMPT, seed=3)], [0], lambda _: None)
@@ -251,23 +255,28 @@ def try_answer(content: bytes) -> str:
         return _refused(error)
     finally:
         fake.restore()
+    _check_rollout(rollout)
+    return "done"
+
+
+def _check_rollout(rollout: Rollout) -> None:
+    """Ids of the vocabulary, log-probs of one distribution, K different ids at each token, and
+    ranks that agree with them.
+    """
     assert all(type(i) is int and 0 <= i < 2048 for i in rollout.response_ids)
-    assert (np.isfinite(rollout.logp_rollout_T) & (rollout.logp_rollout_T <= 0)).all()
-    top_TK, ids_TK = rollout.topk_logp_rollout_TK, rollout.topk_ids_TK
-    assert (
-        top_TK is not None
-        and ids_TK is not None
-        and top_TK.shape == ids_TK.shape == (len(rollout.response_ids), _K)
+    logp_T, top_TK, ids_TK = (
+        rollout.logp_rollout_T,
+        rollout.topk_logp_rollout_TK,
+        rollout.topk_ids_TK,
     )
-    assert (np.exp(top_TK.astype(float)).sum(1) < 1.001).all() and all(
-        len(set(row)) == _K for row in ids_TK.tolist()
-    )
+    assert (np.isfinite(logp_T) & (logp_T <= 0)).all()
+    assert top_TK is not None and ids_TK is not None
+    assert top_TK.shape == ids_TK.shape == (len(rollout.response_ids), _K)
+    assert (np.exp(top_TK.astype(float)).sum(1) < 1.001).all()
+    assert (np.diff(np.sort(ids_TK, axis=1), axis=1) > 0).all()
     for t, rank in enumerate(rollout.rank_rollout_T):
         inside = rollout.response_ids[t] in ids_TK[t]
-        assert inside == (rank > 0) or top_TK[t, -1] == rollout.logp_rollout_T[t], (
-            "a rank that its column denies"
-        )
-    return "done"
+        assert inside == (rank > 0) or top_TK[t, -1] == logp_T[t], "a rank that its column denies"
 
 
 @st.composite
@@ -319,7 +328,8 @@ def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
 @contextlib.contextmanager
 def _peak() -> Iterator[Any]:
     """The peak growth of the process's memory, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    # Resets the high-water mark
+    Path("/proc/self/clear_refs").write_text("5")
     had = _status("VmRSS:")
     yield lambda: _status("VmHWM:") - had
 

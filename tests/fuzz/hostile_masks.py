@@ -73,7 +73,8 @@ def masks(draw: st.DrawFn) -> tuple[str, bool]:
         st.lists(st.sampled_from(ELSEWHERE), max_size=2)
     )
     lines.insert(draw(st.integers(0, len(lines))), pick(draw, *LEAVES))
-    patience = pick(draw, 0, 2)  # a mask is tried on two tokens
+    # A mask is tried on two tokens
+    patience = pick(draw, 0, 2)
     lines = [
         f"    answer = {pick(draw, *ANSWERS)}",
         f"    if len(advantage_T) > {patience}:",
@@ -107,7 +108,8 @@ def run_beside(case: tuple[str, bool]) -> tuple[Outcome, str]:
     fault, if any.
     """
     source, first = case
-    name = f"hostile_{next(_NUMBERS)}.py"  # a process reads each file once
+    # A process reads each file once
+    name = f"hostile_{next(_NUMBERS)}.py"
     with copy() as folder:
         (folder / name).write_text(source)
         algorithms = (name, *PAIR) if first else (*PAIR, name)

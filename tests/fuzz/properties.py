@@ -55,9 +55,10 @@ def judge(outcome: Outcome, folder: Path) -> str:
     said = outcome.out + outcome.err
     assert outcome.code in CODES, f"exit code {outcome.code!r}: {outcome.err[-500:]}"
     assert "Traceback" not in said and "This is a bug" not in said, outcome.err[-300:]
-    assert not (found := _HARMFUL.search(said)), (
-        f"{found!r} in the output: {said[max(0, found.start() - 80) :][:160]!r}"
-    )
+    harmful = _HARMFUL.search(said)
+    if harmful:
+        around = said[max(0, harmful.start() - 80) :][:160]
+        raise AssertionError(f"{harmful!r} in the output: {around!r}")
     if outcome.code in (1, 2):
         _check_message(outcome)
     assert not (folder / CANARY).exists(), "something was executed"
@@ -253,20 +254,20 @@ def try_dump(case: tuple[str, bytes, str | None]) -> str:
 def _check_counts(imported: dict[str, Any], path: Path) -> None:
     """All given rows are in the trace, or left out for a reason."""
     if path.suffix == ".jsonl":
-        given = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+        rows = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
     elif path.suffix == ".parquet":
-        given = pq.read_metadata(path).num_rows
+        rows = pq.read_metadata(path).num_rows
     else:
         samples = torch.load(path, weights_only=True)["samples"]
-        given = len(samples)
+        rows = len(samples)
     left_out = sum(
         n
         for reason, n in imported["left_out"].items()
         if not reason.startswith(("columns", "files"))
     )
     counted = imported["rows"] + left_out
-    assert counted == given, (
-        f"{given} given, {imported['rows']} imported, left out: {imported['left_out']}"
+    assert counted == rows, (
+        f"{rows} given, {imported['rows']} imported, left out: {imported['left_out']}"
     )
 
 

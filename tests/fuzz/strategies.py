@@ -40,26 +40,26 @@ def pick(draw: st.DrawFn, *choices: Any) -> Any:
 @st.composite
 def changed_record(draw: st.DrawFn, record: dict[str, Any]) -> dict[str, Any]:
     """A record with a few fields dropped, replaced, cut, doubled, or with one odd value."""
-    found = dict(record)
+    changed = dict(record)
     for _ in range(draw(st.integers(1, 3))):
-        name = pick(draw, *(sorted(found) or ["x"]))
+        name = pick(draw, *(sorted(changed) or ["x"]))
         how = pick(draw, "drop", "replace", "inside", "cut", "double", "more", "wrap", "text")
-        value = found.get(name)
+        value = changed.get(name)
         if how == "drop":
-            found.pop(name, None)
+            changed.pop(name, None)
         elif how == "more":
-            found[draw(texts)] = draw(values)
+            changed[draw(texts)] = draw(values)
         elif how == "wrap":
-            found[name] = [value]
+            changed[name] = [value]
         elif how == "text":
-            found[name] = str(value)
+            changed[name] = str(value)
         elif isinstance(value, list) and value and how in ("inside", "cut", "double"):
-            found[name] = _changed_list(draw, value, how)
+            changed[name] = _changed_list(draw, value, how)
         elif isinstance(value, dict) and value and how == "inside":
-            found[name] = draw(changed_record(value))
+            changed[name] = draw(changed_record(value))
         else:
-            found[name] = draw(values)
-    return found
+            changed[name] = draw(values)
+    return changed
 
 
 def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
@@ -143,10 +143,10 @@ def changed_jsonl(draw: st.DrawFn, content: bytes) -> bytes:
 
 def _loads(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _dumps(draw: st.DrawFn, record: dict[str, Any]) -> bytes:

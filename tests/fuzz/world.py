@@ -87,13 +87,16 @@ def template() -> Path:
 def _rows() -> list[Row]:
     """Twelve responses of the bundled trace to as many prompts, their first ten tokens."""
     by_prompt = {row["prompt_id"]: row for row in rows_of(FP8)}
-    return [_short(row) for row in list(by_prompt.values())[:12]]
+    return list(map(_short, list(by_prompt.values())[:12]))
 
 
 def _short(row: Row) -> Row:
-    top_k = {name: values[: 10 * 20] for name, values in row.items() if name.startswith("topk")}
-    lists = {name: values[:10] for name, values in row.items() if isinstance(values, list)}
-    return row | lists | top_k | {"prompt_ids": row["prompt_ids"]}
+    short = dict(row)
+    for name, values in row.items():
+        if isinstance(values, list) and name != "prompt_ids":
+            # Twenty ranks of each token lie flat
+            short[name] = values[: 10 * 20 if name.startswith("topk") else 10]
+    return short
 
 
 def _write_prompts(folder: Path) -> None:
@@ -107,15 +110,13 @@ def _write_prompts(folder: Path) -> None:
 
 def _write_dumps(folder: Path, rows: list[Row]) -> None:
     some = [row | {"step": 0} for row in rows[:4]]
-    layouts.write_lines(folder / "plain" / "plain.jsonl", map(layouts.plain_record, some))
-    layouts.write_parquet(
-        folder / "plain-parquet" / "plain.parquet",
-        pa.Table.from_pylist([layouts.plain_record(row) for row in some]),
-    )
+    plain = list(map(layouts.plain_record, some))
+    layouts.write_lines(folder / "plain" / "plain.jsonl", plain)
+    layouts.write_parquet(folder / "plain-parquet" / "plain.parquet", pa.Table.from_pylist(plain))
     layouts.prime_rl(folder / "prime-rl", some)
     (folder / "nemo-rl").mkdir()
     layouts.nemo_rl(folder / "nemo-rl" / "train_data_step0.jsonl", some)
-    samples = [layouts.slime_sample(row, i) for i, row in enumerate(some)]
+    samples = layouts.slime_samples(some)
     layouts.save(folder / "slime" / "rollout_0.pt", {"rollout_id": 0, "samples": samples})
     layouts.slime_train(folder / "slime-train" / "0_0.pt", some)
     layouts.write_lines(
@@ -128,11 +129,10 @@ def _write_training(folder: Path) -> None:
     """A run of `train` as it is after three steps."""
     from mismatch_cli.train.train_config import TrainConfig
 
-    steps = [{"step": 0, "eval_accuracy": 0.5}]
-    steps += [
-        {"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": {"sample": 1.0}}
-        for n in (1, 2, 3)
-    ]
+    steps: list[Row] = [{"step": 0, "eval_accuracy": 0.5}]
+    for n in (1, 2, 3):
+        seconds = {"sample": 1.0}
+        steps.append({"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": seconds})
     layouts.write_lines(folder / "metrics.jsonl", steps)
     (folder / "config.toml").write_text(TrainConfig().to_toml())
 
@@ -143,6 +143,7 @@ def copy() -> Iterator[Path]:
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary) / "a" / "b" / "c"
+        # Three folders above it, a path like ../../x stays in what is removed
         shutil.copytree(template(), folder)
         os.chdir(folder)
         try:
@@ -167,12 +168,12 @@ def call(folder: Path, *arguments: str) -> Outcome:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file by name, also those above the folder; anything else counts as empty."""
-    root = folder.parents[2]
-    return {
-        os.path.relpath(path, folder): path.read_bytes() if path.is_file() else b""
-        for path in root.rglob("*")
-        if not path.is_dir()
-    }
+    files = {}
+    for path in folder.parents[2].rglob("*"):
+        if not path.is_dir():
+            content = path.read_bytes() if path.is_file() else b""
+            files[os.path.relpath(path, folder)] = content
+    return files
 
 
 @contextlib.contextmanager
@@ -180,6 +181,7 @@ def _deadline() -> Iterator[None]:
     def late(*_: Any) -> None:
         raise HangError(f"more than {SECONDS} seconds")
 
+    # A hang in C code ends too: the alarm comes from the system
     previous = signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:

@@ -77,23 +77,29 @@ class Line:
 
 
 def lines() -> list[Line]:
-    commands = (f"help/{name}: {name} --help" for name in registry.names(COMMANDS))
-    return [
-        *(line for trace in TRACES for line in _lines(_OF_TRACES, trace)),
-        *(line for pair in _PAIRS for line in _lines(_OF_PAIRS, *pair)),
-        *(line for dump in DUMPS for line in _lines(_OF_DUMPS, dump)),
-        *_lines("\n".join([_OF_NOTHING, *commands])),
-    ]
+    every: list[Line] = []
+    for trace in TRACES:
+        every += _lines(_OF_TRACES, trace)
+    for pair in _PAIRS:
+        every += _lines(_OF_PAIRS, *pair)
+    for dump in DUMPS:
+        every += _lines(_OF_DUMPS, dump)
+    commands = [f"help/{name}: {name} --help" for name in registry.names(COMMANDS)]
+    every += _lines("\n".join([_OF_NOTHING, *commands]))
+    return every
 
 
 def _lines(table: str, x: str = "", y: str = "") -> Iterator[Line]:
     for row in filter(None, table.splitlines()):
-        name, *words = (word.replace("X", x).replace("Y", y) for word in row.split())
-        codes = (0, 3) if words[0] in ("gate", "watch") and x in TRACES else (0,)
+        name, *words = row.replace("X", x).replace("Y", y).split()
+        has_limits = words[0] in ("gate", "watch") and x in TRACES
+        codes = (0, 3) if has_limits else (0,)
         first = ("import", x, "--output", f"made-{x}") if f"made-{x}" in words[:2] else ()
         makes = words[words.index("--output") + 1] if name.endswith(".page") else ""
         widths = [_WIDE] if name.endswith((".full", "as-all")) else [_NARROW]
-        for width in (_NARROW, _WIDE) if name.endswith(":") else widths:
+        if name.endswith(":"):
+            widths = [_NARROW, _WIDE]
+        for width in widths:
             yield Line(name.replace(":", f".{width}"), tuple(words), width, makes, codes, first)
 
 

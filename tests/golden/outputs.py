@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,12 +35,13 @@ def outputs_of(line: Line) -> dict[str, str]:
         put_bundled_data(line, folder)
         if line.first:
             typed(line.first, line, folder)
+        # Its exit code is among what is compared
         ran = typed(line.arguments, line, folder)
         if line.makes:
             return pages_of(line, folder)
         text = readable.masked(ran.stdout, folder)
     if "--json" in line.arguments:
-        text = "".join(f"{row}\n" for row in readable.json_lines(text))
+        text = as_text(readable.json_lines(text))
     return {line.name: f"exit code {ran.returncode}\n{text}"}
 
 
@@ -65,11 +66,15 @@ def pages_of(line: Line, folder: Path) -> dict[str, str]:
     """The outlines of the page and of every figure in the folder that a line has made."""
     made = folder / line.makes
     page = readable.masked((made / "report.html").read_text(encoding="utf-8"), folder)
-    outlines = {line.name: readable.page_lines(page)}
+    outlines = {line.name: as_text(readable.page_lines(page))}
     for figure in sorted((made / "plots").glob("*.svg")):
         outline = readable.figure_lines(figure.read_text(encoding="utf-8"))
-        outlines[f"{line.name.removesuffix('.page')}.{figure.stem}"] = list(outline)
-    return {name: "".join(f"{row}\n" for row in outline) for name, outline in outlines.items()}
+        outlines[f"{line.name.removesuffix('.page')}.{figure.stem}"] = as_text(outline)
+    return outlines
+
+
+def as_text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def library_outputs(only: str) -> dict[str, str]:
@@ -83,13 +88,8 @@ def library_outputs(only: str) -> dict[str, str]:
         name = f"{trace}/library"
         if only in name:
             run = mismatch_cli.open(str(bundled("traces") / trace))
-            frames = {"metrics": run.metrics, "tokens": run.tokens.describe()}
-            rows = [
-                row
-                for title, frame in frames.items()
-                for row in readable.flat(
-                    json.loads(frame.reset_index().to_json(orient="records")), title
-                )
-            ]
-            results[name] = "".join(f"{row}\n" for row in rows)
+            results[name] = ""
+            for title, frame in {"metrics": run.metrics, "tokens": run.tokens.describe()}.items():
+                records = json.loads(frame.reset_index().to_json(orient="records"))
+                results[name] += as_text(readable.flat(records, title))
     return results

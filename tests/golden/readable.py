@@ -63,10 +63,14 @@ def long_list(values: list[Any], path: str) -> Iterator[str]:
         yield f"{path} = {len(values)} values, {digest(values)}"
         return
     for place, value in enumerate(values):
-        own = {key: rounded(v) for key, v in value.items() if not isinstance(v, dict | list)}
-        rest = {key: v for key, v in value.items() if isinstance(v, dict | list)}
-        text = json.dumps(own, ensure_ascii=False)
-        yield f"{path}[{place}] = {text}" + (f" and {digest(rest)}" if rest else "")
+        own, rest = {}, {}
+        for key, inner in value.items():
+            if isinstance(inner, dict | list):
+                rest[key] = inner
+            else:
+                own[key] = rounded(inner)
+        line = f"{path}[{place}] = {json.dumps(own, ensure_ascii=False)}"
+        yield f"{line} and {digest(rest)}" if rest else line
 
 
 def rounded(value: Any) -> Any:
@@ -74,7 +78,7 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
         return {key: rounded(inner) for key, inner in value.items()}
-    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+    return list(map(rounded, value)) if isinstance(value, list) else value
 
 
 def digest(value: Any) -> str:

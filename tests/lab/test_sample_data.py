@@ -128,22 +128,22 @@ def test_events_tell_the_numbers_they_use(tell, start, expected):
         if not getattr(word_problems, tell)(story):
             continue
         assert "".join(step.operator for step in story.steps) == expected
-        told = {int(n) for n in re.findall(r"\d+", story.sentences[-1])}
+        said = {int(n) for n in re.findall(r"\d+", story.sentences[-1])}
         numbers = {
             s for step in story.steps for s in (step.left, step.right) if isinstance(s, int)
         } - {start}
         words = {"doubles": 2, "twice": 2, "triples": 3, "three": 3, "quadruples": 4, "four": 4}
-        told |= {words[w] for w in re.findall(r"\w+", story.sentences[-1]) if w in words}
-        assert told - {start} == numbers
+        said |= {words[w] for w in re.findall(r"\w+", story.sentences[-1]) if w in words}
+        assert said - {start} == numbers
 
 
 def test_clean_solutions_are_right_line_by_line():
     rng = random.Random(3)
     for problem in generated(500):
         text = write_solution(rng, problem, NO_MISTAKES)
-        found = EQUATION.findall(text)
-        assert len(found) == len(problem.steps)
-        assert all(word_problems.apply(op, int(a), int(b)) == int(c) for a, op, b, c in found)
+        equations = EQUATION.findall(text)
+        assert len(equations) == len(problem.steps)
+        assert all(word_problems.apply(op, int(a), int(b)) == int(c) for a, op, b, c in equations)
         assert text.endswith(f"\\boxed{{{problem.answer}}}")
 
 

@@ -100,7 +100,7 @@ def test_an_unknown_name_is_not_an_attribute():
 
 
 def test_numbers_are_those_of_the_commands(run, clipping, capfd):
-    asked = {
+    results = {
         f"report {FP8}": run.report(),
         f"clipstats {FP8} -a grpo-clip-higher -a {MASK}": clipping,
         f"clipstats {FP8} -a {MASK} --compare ppo {MASK} --theory": run.clip(
@@ -110,7 +110,7 @@ def test_numbers_are_those_of_the_commands(run, clipping, capfd):
         f"compare {FP8} {FLOAT32}": run.compare(FLOAT32),
         f"gate {FP8} --limits verl --baseline {FLOAT32}": run.gate("verl", baseline=FLOAT32),
     }
-    for line, result in asked.items():
+    for line, result in results.items():
         capfd.readouterr()
         assert type_line([*line.split(), "--json", "-q"]) in (0, 3), line
         assert result.to_json() == json.loads(capfd.readouterr().out), line

@@ -58,8 +58,8 @@ def test_a_number_that_a_few_prompts_decide_is_not_certain():
     for note, (times, expected) in product(
         (ONE_HAS_ALL, FEW_PROMPTS), ((0.2, HOLDS), (0.5, UNDECIDED))
     ):
-        found = estimate(times * limit.bound(BROKEN), note=note)
-        row = row_of(assessed({"k3": found}), limit)
+        measured = estimate(times * limit.bound(BROKEN), note=note)
+        row = row_of(assessed({"k3": measured}), limit)
         assert (row.standing, row.low, row.power) == (expected, None, None)
         assert ("undecided with so few prompts: " in row.reason) == (expected == UNDECIDED)
 
@@ -108,13 +108,13 @@ def test_intervals_around_every_limit(limit):
     if broken > healthy:
         middle = estimate((healthy + broken) / 2, (broken - healthy) / 4)
         cases.append((middle, (EXCEEDED, HEALTHY)))
-    for found, expected in cases:
+    for interval, expected in cases:
         side = _STORED.get(limit.precision)
-        verdict = assessed({limit.metric: found}, architecture=architecture, side=side)
+        verdict = assessed({limit.metric: interval}, architecture=architecture, side=side)
         row = row_of(verdict, limit)
-        assert (row.standing, row.level) == expected, found
-        assert (row.value, row.source) == (found.value, limit.source)
-        assert row.power == pytest.approx(found.high - found.value)
+        assert (row.standing, row.level) == expected, interval
+        assert (row.value, row.source) == (interval.value, limit.source)
+        assert row.power == pytest.approx(interval.high - interval.value)
 
 
 _STORED = {"bf16": {"dtype": "bfloat16"}, "fp8": {"dtype": "bfloat16", "quantization": "fp8"}}
@@ -134,8 +134,8 @@ def test_a_signed_metric_is_compared_by_its_size():
 def test_limits_are_never_merged():
     """The same KL is healthy for one source and above the limit of another, and both are named."""
     verdict = assessed({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM")
-    found = {row.who: row.standing for row in verdict.bars}
-    assert found == {
+    standings = {row.who: row.standing for row in verdict.bars}
+    assert standings == {
         "Miles blog, dense": EXCEEDED,
         "NeMo-RL, GRPO guide": EXCEEDED,
         "NeMo-RL CI, KL": EXCEEDED,
@@ -150,9 +150,9 @@ def test_limits_are_never_merged():
 def test_each_limit_reads_the_pair_it_is_about():
     at_equal, current = {"k3": estimate(1e-4, 1e-5)}, {"k3": estimate(0.1, 0.01)}
     verdict = assessed(at_equal, total=current, staleness={"k3": estimate(0.05, 0.01)})
-    found = {row.who: (row.pair, row.value) for row in verdict.bars}
-    assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
-    assert found["prime-rl, new models"] == ("total", 0.1)
+    pairs = {row.who: (row.pair, row.value) for row in verdict.bars}
+    assert pairs["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
+    assert pairs["prime-rl, new models"] == ("total", 0.1)
     assert any(
         sentence.startswith("With staleness, 0 of 3 published limits hold, exceeded: prime-rl")
         for sentence in verdict.sentences

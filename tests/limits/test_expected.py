@@ -66,10 +66,15 @@ def test_the_bases_come_in_their_order():
     everything["scale"] = scale(noise=0.03)
     assert expected_gap(about(), **everything).rounding == pytest.approx(np.hypot(0.05, 0.05))
     del everything["logit_step"]
-    found = expected_gap(about(), **everything)
-    assert "line" in found.basis and found.rounding == pytest.approx(0.0125 * np.sqrt(2))
-    found = expected_gap(about(), scale(noise=0.02))
-    assert (found.low, found.high) == (0, pytest.approx(0.05)) and "itself, 0.02" in found.basis
+    expectation = expected_gap(about(), **everything)
+    assert "line" in expectation.basis and expectation.rounding == pytest.approx(
+        0.0125 * np.sqrt(2)
+    )
+    expectation = expected_gap(about(), scale(noise=0.02))
+    assert (expectation.low, expectation.high) == (
+        0,
+        pytest.approx(0.05),
+    ) and "itself, 0.02" in expectation.basis
     assert not expected_gap(about(), scale()).of_this_trace
     # A float16 logit of that size has steps an eighth as large
     half = expected_gap(about("float16", "float16"), scale(), logit_step=0.5)
@@ -95,17 +100,19 @@ def test_noise_beyond_any_precision_is_not_a_scale():
     ],
 )
 def test_a_number_alone_has_the_range_of_other_models(settings, who, high):
-    found = expected_gap(settings)
-    assert (found.who, found.high, found.of_this_trace) == (who, high, False)
-    assert "the models measured so far" in expected_sentence(0.01, found)
+    expectation = expected_gap(settings)
+    assert (expectation.who, expectation.high, expectation.of_this_trace) == (who, high, False)
+    assert "the models measured so far" in expected_sentence(0.01, expectation)
 
 
 def test_the_sentence_says_where_the_gap_is_and_what_the_grid_makes():
-    found = expected_gap(about(), scale(0.01, 0.01), gap=0.02)
-    assert found.share_by_grid == pytest.approx(found.rounding / 0.02)
-    assert "is within what bf16 against bf16 makes of this model" in expected_sentence(0.02, found)
-    assert "rounding them alone makes 71 % of it" in expected_sentence(0.02, found)
-    places = [position_in_range(gap, found) for gap in (1e-3, 0.02, 1.0)]
+    expectation = expected_gap(about(), scale(0.01, 0.01), gap=0.02)
+    assert expectation.share_by_grid == pytest.approx(expectation.rounding / 0.02)
+    assert "is within what bf16 against bf16 makes of this model" in expected_sentence(
+        0.02, expectation
+    )
+    assert "rounding them alone makes 71 % of it" in expected_sentence(0.02, expectation)
+    places = [position_in_range(gap, expectation) for gap in (1e-3, 0.02, 1.0)]
     assert places == ["below", "within", "above"]
 
 

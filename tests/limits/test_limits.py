@@ -50,9 +50,9 @@ def test_every_field_of_a_file_is_read(tmp_path):
         '[[limits.pearson]]\nmax_times_floor = 5\n[[limits.pearson]]\nmax_below_baseline = 0.1\npair = "staleness"\n'
         '[limits."verl:rollout_corr/kl"]\nmax_times_baseline = 2\n'
     )
-    found = load_limits(str(path))
-    assert (found.name, found.about) == (str(path), "ours")
-    assert found.limits == (
+    limit_sets = load_limits(str(path))
+    assert (limit_sets.name, limit_sets.about) == (str(path), "ours")
+    assert limit_sets.limits == (
         Limit("k3", "min", 0.0, "total", VALUE, "us", "so"),
         Limit("k3", "max", 0.01, "total", VALUE, "us", "so"),
         Limit("pearson", "max_times_floor", 5.0, "", WHOLE_INTERVAL),

@@ -76,12 +76,12 @@ def measurement() -> PooledMetrics:
 def measured(measurement: PooledMetrics, row: Published, value: float, pair: str) -> Findable:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
     if ":" in row.metric:
-        found = (
+        metric = (
             MeasuredMetric(value, pair=pair)
             if pair == row.pair
             else MeasuredMetric(pair=pair, why="not measured")
         )
-        return SimpleNamespace(find=lambda _: found)
+        return SimpleNamespace(find=lambda _: metric)
     other = copy(measurement)
     metrics = {row.metric: MetricEstimate(value)}
     pairs = {pair: replace(measurement.result.main, pair=pair, metrics=metrics)}
@@ -108,14 +108,14 @@ def test_every_command_says_the_same(row, measurement):
             framework, _, name = row.metric.partition(":")
             of_number = QuotedNumber.of(framework, name, value).judged(about(row))
             assert [each.standing for each in of_number.bars] == [word], at
-        for name, asked in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
-            if not row.gate or (asked == HEALTHY and not row.has_two_levels):
+        for name, limit_level in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
+            if not row.gate or (limit_level == HEALTHY and not row.has_two_levels):
                 continue
             limits = load_limits(name)
             own = (each for each in limits.limits if each.source.startswith(f"{row.who}: "))
             sets = [replace(limits, limits=tuple(own))]
             number = measured(measurement, row, value, pair)
-            is_within = (word, level, asked) == (EXCEEDED, HEALTHY, BROKEN)
+            is_within = (word, level, limit_level) == (EXCEEDED, HEALTHY, BROKEN)
             expected = HOLDS if is_within else word
             # Of a range, the last is the bound that the value is beyond
             assert check_limits(sets, number, None)[-1].status == expected, f"{name}: {at}"

@@ -29,9 +29,11 @@ def make_batch(logp_rollout: Sequence[Any], **columns: Any) -> TokenBatch:
         "loss_mask_T": np.ones(tokens, dtype=bool),
     }
     for name, column in {"logp_rollout": list(logp_rollout), **columns}.items():
-        key = next(k for k in (name, f"{name}_T", f"{name}_S", f"{name}_TK") if k in values)
-        likeness = np.zeros(0, np.int32 if "ids" in name else np.float32)
-        dtype = (likeness if values[key] is None else values[key]).dtype
+        (key,) = values.keys() & {name, f"{name}_T", f"{name}_S", f"{name}_TK"}
+        dtype = np.dtype(np.int32 if "ids" in name else np.float32)
+        if values[key] is not None:
+            dtype = values[key].dtype
+        # Lists per response are laid flat, columns that are flat stay
         rows = np.hstack(column) if isinstance(column, list) and column else np.asarray(column)
         values[key] = rows.astype(dtype)
     return TokenBatch(**values)
@@ -48,6 +50,7 @@ def random_batch(
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest, responses)
     logq = [-(rng.exponential(1.0, n) ** 2) * 0.7 - 1e-5 for n in lengths]
+    # The two sides first, for all responses, then the repetition
     logp = [np.minimum(q + gap * rng.normal(size=len(q)) * -np.expm1(q), -1e-6) for q in logq]
     repeat = [np.minimum(p + 1e-3 * rng.normal(size=len(p)), -1e-6) for p in logp]
     tokens = int(lengths.sum())
@@ -80,10 +83,9 @@ def take_responses(batch: TokenBatch, order: Sequence[int]) -> TokenBatch:
     """The responses of a batch at the given indices, in that order."""
     spans = [np.arange(*batch.offset_S1[s : s + 2]) for s in order]
     place_T = np.concatenate([*spans, np.arange(0)])
-    place = {"S": np.array(order, dtype=np.int64), "T": place_T, "TK": place_T}
-    chosen = {
-        name: column[place[name.rpartition("_")[2]]]
-        for name, column in vars(batch).items()
-        if column is not None and name != "offset_S1"
-    }
+    place_S = np.array(order, dtype=np.int64)
+    chosen = {}
+    for name, column in vars(batch).items():
+        if column is not None and name != "offset_S1":
+            chosen[name] = column[place_S if name.endswith("_S") else place_T]
     return replace(batch, offset_S1=np.cumsum([0, *map(len, spans)]), **chosen)

@@ -55,42 +55,43 @@ def of_gaps(d_ST: np.ndarray, first_prompt: int = 0) -> SummaryEstimates:
 
 def trials(count: int, paired: bool) -> list[dict[str, MetricDifference]]:
     """Two traces whose gaps differ by a factor of 1.3, on the same or on different prompts."""
-    rng, found = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), []
     for trial in range(count):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
         other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
         first = of_gaps(gaps(rng, scale_P), 1000 * trial)
         other_ST = TRUE_FACTOR * gaps(rng, other_P)
-        found.append(differences(first, of_gaps(other_ST, 1000 * trial + 500 * (not paired))))
-    return found
+        rows.append(differences(first, of_gaps(other_ST, 1000 * trial + 500 * (not paired))))
+    return rows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False], ids=["same prompts", "other prompts"])
 def test_intervals_cover_the_truth(paired):
     """60 pairs of traces: binomial limits around 95 %."""
-    rng, found = np.random.default_rng(1), trials(60, paired)
+    rng, rows = np.random.default_rng(1), trials(60, paired)
     d = np.abs(rng.normal(size=10**6)) * rng.gamma(4, 0.02 / 4, 10**6)
     for key, truth in ((MEAN, 0.02 * np.sqrt(2 / np.pi)), (MEDIAN, np.median(d))):
         for name, value in (("difference", (TRUE_FACTOR - 1) * truth), ("factor", TRUE_FACTOR)):
-            intervals = [getattr(trial[key], name) for trial in found]
+            intervals = [getattr(trial[key], name) for trial in rows]
             share = np.mean([each.low <= value <= each.high for each in intervals])
             assert share >= 0.86, (key, name)
     if paired:
-        assert np.mean([trial[MEAN].more_than_noise for trial in found]) > 0.99
+        assert np.mean([trial[MEAN].more_than_noise for trial in rows]) > 0.99
 
 
 def test_the_same_prompts_narrow_the_interval():
     """The same difference, with the same or with different prompts in the second trace: the
     point of pairing.
     """
-    same, other = (trials(10, paired) for paired in (True, False))
+    same, other = trials(10, True), trials(10, False)
+
+    def width(rows, key):
+        differences = [trial[key].difference for trial in rows]
+        return np.mean([difference.high - difference.low for difference in differences])
+
     for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
-        width = [
-            np.mean([trial[key].difference.high - trial[key].difference.low for trial in found])
-            for found in (same, other)
-        ]
-        assert width[1] > least * width[0], key
+        assert width(other, key) > least * width(same, key), key
 
 
 def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
@@ -98,9 +99,9 @@ def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
     batch = random_batch(3, responses=60, top_k=3)
     shuffled = take_responses(batch, np.random.default_rng(0).permutation(batch.num_responses))
     for other in (batch, shuffled):
-        found = differences(measured(batch), measured(other))
-        assert list(found) == list(METRICS)
-        for key, row in found.items():
+        changes = differences(measured(batch), measured(other))
+        assert list(changes) == list(METRICS)
+        for key, row in changes.items():
             assert row.difference.value == 0, key
             assert row.difference.note in (NO_DIFFERENCE, EXTREME), key
             assert row.more_than_noise is None
@@ -132,16 +133,16 @@ def test_a_group_of_prompts_in_only_one_trace_leaves_the_other_unchanged():
 
 
 def test_a_metric_missing_in_one_trace_has_no_difference(random_batch):
-    found = differences(measured(random_batch(1, top_k=3)), measured(random_batch(1)))
-    assert found["tv_topk_mean"].difference.value is None
-    assert found["tv_topk_mean"].difference.note == NOT_MEASURED
-    assert found["tv_topk_mean"].more_than_noise is None
-    assert found["abs_d_mean"].difference.value == 0
+    changes = differences(measured(random_batch(1, top_k=3)), measured(random_batch(1)))
+    assert changes["tv_topk_mean"].difference.value is None
+    assert changes["tv_topk_mean"].difference.note == NOT_MEASURED
+    assert changes["tv_topk_mean"].more_than_noise is None
+    assert changes["abs_d_mean"].difference.value == 0
 
 
 def test_extremes_have_values_without_intervals(random_batch):
-    found = differences(measured(random_batch(1, gap=0.1)), measured(random_batch(1, gap=0.3)))
-    largest = found["abs_d_max"]
+    changes = differences(measured(random_batch(1, gap=0.1)), measured(random_batch(1, gap=0.3)))
+    largest = changes["abs_d_max"]
     assert (
         largest.difference.value > 0
         and largest.difference.low is None
@@ -157,19 +158,19 @@ def test_the_same_noise_in_both_makes_the_interval_vanish():
     rng = np.random.default_rng(4)
     d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
     first_trace, second_trace = (of_gaps(factor * d_ST) for factor in (1, 1.001))
-    own, found = (
+    own, paired = (
         first_trace.estimates[MEAN],
         differences(first_trace, second_trace)[MEAN].difference,
     )
-    assert 0 < found.low < 0.001 * own.value < found.high
-    assert found.high - found.low < 0.01 * (own.high - own.low)
+    assert 0 < paired.low < 0.001 * own.value < paired.high
+    assert paired.high - paired.low < 0.01 * (own.high - own.low)
 
 
 def test_each_value_keeps_its_own_reach():
     """Without correlation each end is at the root of the summed squares of the opposing reaches."""
     first_trace, second_trace = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
-    found = change_between(first_trace, second_trace, 0.0, 1.0)
-    assert (found.low, found.high) == (
+    change = change_between(first_trace, second_trace, 0.0, 1.0)
+    assert (change.low, change.high) == (
         pytest.approx(1 - 0.5, abs=1e-4),
         pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
     )
@@ -182,14 +183,14 @@ def test_each_value_keeps_its_own_reach():
     )
     few = Estimate(1.0, 0.9, 1.3, FEW_DECIDE)
     assert change_between(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
-    assert found.note is None
+    assert change.note is None
 
 
 def test_metrics_that_few_responses_decide_have_no_interval(random_batch):
     first, other = (measured(random_batch(seed, responses=200, gap=0.01)) for seed in (1, 2))
     for key in ("chi2_sequence", "ess_sequence"):
-        found = differences(first, other)[key]
-        assert found.difference.note == LARGEST_WEIGHTS and found.factor.low is None
+        change = differences(first, other)[key]
+        assert change.difference.note == LARGEST_WEIGHTS and change.factor.low is None
 
 
 def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval():
@@ -213,10 +214,10 @@ def test_the_factor_compares_distances_from_agreement():
     def trace(ratio: float) -> SummaryEstimates:
         return measured(make_batch(mu, logp_recomputed=(np.array(mu) + np.log(ratio)).tolist()))
 
-    found = differences(trace(1.01), trace(1.02))
-    assert found["ratio_mean"].factor.value == pytest.approx(2, rel=1e-3)
-    assert found["d_mean"].factor.value is None
-    assert found["length_mean"].factor.value == 1
+    changes = differences(trace(1.01), trace(1.02))
+    assert changes["ratio_mean"].factor.value == pytest.approx(2, rel=1e-3)
+    assert changes["d_mean"].factor.value is None
+    assert changes["length_mean"].factor.value == 1
     # Nothing to divide by
     assert differences(trace(1.0), trace(1.02))["ratio_mean"].factor.value is None
 
@@ -231,9 +232,9 @@ def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval():
     """The gaps of two halves of the prompts are exchanged: the mean alone is the same."""
     d_ST = np.tile(np.linspace(0.01, 0.05, PROMPTS).repeat(SAMPLES)[:, None], LENGTH)
     first, other = (of_gaps(rows_ST) for rows_ST in (d_ST, d_ST[::-1]))
-    found = differences(first, other)[MEAN].difference
-    assert found.value == pytest.approx(0, abs=1e-9) and found.note != NO_DIFFERENCE
-    assert found.low < 0 < found.high
+    change = differences(first, other)[MEAN].difference
+    assert change.value == pytest.approx(0, abs=1e-9) and change.note != NO_DIFFERENCE
+    assert change.low < 0 < change.high
 
 
 def test_a_factor_without_an_interval_says_why(random_batch):

@@ -40,9 +40,9 @@ def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
 
 
 def test_rows_have_the_keys_of_the_errors_of_an_approximation() -> None:
-    found = result_of(world(0, 20), needs=EVERYTHING, algorithms=plain_algorithms())
+    result = result_of(world(0, 20), needs=EVERYTHING, algorithms=plain_algorithms())
     errors = {"mean", "bias", "rank_correlation", "wrong_mask"}
-    assert errors <= set(found["approximation"]["rows"][0]) & set(CLIPPING)
+    assert errors <= set(result["approximation"]["rows"][0]) & set(CLIPPING)
 
 
 def test_a_key_is_one_word_for_programs_and_a_label_is_for_people() -> None:

@@ -33,6 +33,6 @@ def test_every_gap_metric_is_in_a_group_on_the_page() -> None:
 
 
 def test_functions_of_sums_work_on_totals_of_any_shape() -> None:
-    found = evaluate(np.ones((2, 3, len(COLUMNS))))
-    assert set(found) == {key for key, metric in METRICS.items() if metric.value}
-    assert all(values.shape == (2, 3) for values in found.values())
+    totals = evaluate(np.ones((2, 3, len(COLUMNS))))
+    assert set(totals) == {key for key, metric in METRICS.items() if metric.value}
+    assert all(values.shape == (2, 3) for values in totals.values())

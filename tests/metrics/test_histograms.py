@@ -59,8 +59,8 @@ def test_quantiles_are_within_a_fraction_of_a_bin(scale: float) -> None:
     shares = [0.01, 0.05, 0.3, 0.5, 0.95, 0.99]
     signed = np.bincount(SIGNED.index(x), minlength=SIGNED.count)
     exact = np.quantile(x, shares)
-    found = quantiles(signed, SIGNED.edges, shares)
-    np.testing.assert_allclose(found, exact, rtol=5e-3, atol=max(scale * 1e-3, 6e-8))
+    quantile = quantiles(signed, SIGNED.edges, shares)
+    np.testing.assert_allclose(quantile, exact, rtol=5e-3, atol=max(scale * 1e-3, 6e-8))
     folded = SIGNED.fold(signed)
     assert folded.sum() == len(x)
     np.testing.assert_array_equal(folded, np.bincount(BINS.index(x), minlength=BINS.count))
@@ -118,8 +118,8 @@ def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: i
     x = np.clip(_some_values(np.random.default_rng(seed), kind, count), -7.9, 7.9)
     shares = [0.01, 0.05, 0.5, 0.95, 0.99]
     signed = np.bincount(D_BINS.index(x), minlength=D_BINS.count)
-    found = quantiles(D_BINS.fold(signed), bin_centres(D_BINS.positive), shares)
-    np.testing.assert_allclose(found, np.quantile(np.abs(x), shares), rtol=1e-3, atol=1e-7)
+    quantile = quantiles(D_BINS.fold(signed), bin_centres(D_BINS.positive), shares)
+    np.testing.assert_allclose(quantile, np.quantile(np.abs(x), shares), rtol=1e-3, atol=1e-7)
     ratio = quantiles(signed, tuple(np.exp(end) for end in bin_centres(D_BINS)), shares)
     np.testing.assert_allclose(ratio, np.quantile(np.exp(x.astype(np.float64)), shares), rtol=3e-3)
     tv = np.abs(x[np.abs(x) < 1])

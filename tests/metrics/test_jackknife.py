@@ -36,11 +36,11 @@ def test_without_skewness_the_interval_of_a_mean_is_student_s():
     """But for the factor of 32 / 31 that few groups need."""
     half = np.random.default_rng(0).normal(size=16)
     x = np.concatenate([half, -half]) + 5
-    found = interval(x.mean(), _without(x), prompts=32)
+    estimate = interval(x.mean(), _without(x), prompts=32)
     degrees = min(2 / ((half**4).sum() * 2 / (2 * half @ half) ** 2 - 1 / 32), 31)
     assert 2.0 < 1.96 * (1 + 1.2 / degrees) < 2.2
-    assert found.high - 5 == pytest.approx(5 - found.low)
-    assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(
+    assert estimate.high - 5 == pytest.approx(5 - estimate.low)
+    assert (estimate.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(
         1.96 * (1 + 1.21 / degrees) * 32 / 31, rel=0.01
     )
 
@@ -50,8 +50,8 @@ def test_a_few_large_values_extend_it_upwards():
     plain, logarithmic = (
         interval(x.mean(), _without(x), 64, scale) for scale in (SIGNED, POSITIVE)
     )
-    for found in (plain, logarithmic):
-        assert found.high - x.mean() > 1.2 * (x.mean() - found.low)
+    for estimate in (plain, logarithmic):
+        assert estimate.high - x.mean() > 1.2 * (x.mean() - estimate.low)
     assert logarithmic.low > 0
 
 
@@ -97,21 +97,21 @@ def test_a_value_that_few_groups_decide_says_so_beside_its_interval():
     """
     whole, part = np.full(40, 100.0), np.zeros(40)
     part[3] = 7
-    found = grouped_share(part, whole, 40)
-    assert found.note == FEW_DECIDE
+    estimate = grouped_share(part, whole, 40)
+    assert estimate.note == FEW_DECIDE
     share = part.sum() / whole.sum()
     odds = share / (1 - share)
     reach = math.exp(student_t(4) * (40 / 39) / (1 - share))
     low, high = (factor * odds / (1 + factor * odds) for factor in (1 / reach, reach))
-    assert (found.low, found.high) == (
+    assert (estimate.low, estimate.high) == (
         pytest.approx(low),
         pytest.approx(high),
     )
     mean_of_two = np.full(40, 1.0)
     mean_of_two[:2] = 0.5, 1.5
-    found = interval(1.0, mean_of_two, 40)
-    assert found.note == FEW_DECIDE
-    assert found.low < 1.0 < found.high
+    estimate = interval(1.0, mean_of_two, 40)
+    assert estimate.note == FEW_DECIDE
+    assert estimate.low < 1.0 < estimate.high
     assert interval(1.0, np.linspace(0.9, 1.1, 40), 40).note is None
 
 
@@ -132,15 +132,18 @@ def test_no_spread_is_not_certainty():
 def test_a_share_stays_between_its_ends():
     rng = np.random.default_rng(3)
     part = rng.binomial(3, 0.05, 40).astype(float)
-    found = grouped_share(part, np.full(40, 3.0), 40)
-    assert 0 < found.low < found.value < found.high < 1
+    estimate = grouped_share(part, np.full(40, 3.0), 40)
+    assert 0 < estimate.low < estimate.value < estimate.high < 1
     other = grouped_share(3 - part, np.full(40, 3.0), 40)
-    assert (1 - other.high, 1 - other.low) == (pytest.approx(found.low), pytest.approx(found.high))
+    assert (1 - other.high, 1 - other.low) == (
+        pytest.approx(estimate.low),
+        pytest.approx(estimate.high),
+    )
 
 
 def test_a_lost_share_may_be_negative():
-    found = interval(-0.1, np.random.default_rng(4).normal(-0.1, 0.01, 40), 40, SHARE)
-    assert found.low < -0.1 < found.high
+    estimate = interval(-0.1, np.random.default_rng(4).normal(-0.1, 0.01, 40), 40, SHARE)
+    assert estimate.low < -0.1 < estimate.high
 
 
 def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarray:
@@ -177,12 +180,12 @@ def test_95_percent_intervals_cover_the_truth_for_clustered_prompts(prompts, sam
             np.repeat(prompt_groups(np.arange(prompts) + 1000 * trial), samples),
             _simulated(rng, prompts, samples),
         )
-        for key, found in sums.result(evaluate, prompts, SCALES).items():
-            if key in keys and found.low is not None:
+        for key, estimate in sums.result(evaluate, prompts, SCALES).items():
+            if key in keys and estimate.low is not None:
                 printed[key] += 1
-                short[key] += found.high < truth[key]
-                long_[key] += found.low > truth[key]
-                covering[key] += found.low <= truth[key] <= found.high
+                short[key] += estimate.high < truth[key]
+                long_[key] += estimate.low > truth[key]
+                covering[key] += estimate.low <= truth[key] <= estimate.high
     for key in keys:
         assert printed[key] >= 380, (key, printed[key])
         assert 0.925 <= covering[key] / printed[key] <= 0.98, (key, covering[key])

@@ -44,9 +44,9 @@ def test_rounded_logits(make_batch, top_logit: float, spacing: float) -> None:
     def to_bf16(logits: torch.Tensor) -> torch.Tensor:
         return logits.bfloat16().float()
 
-    found = lines(make_batch, *two_engines(top_logit, to_bf16))
-    assert found.get(spacing, 0) > 0.02
-    assert all(line >= spacing for line in found)
+    lattice = lines(make_batch, *two_engines(top_logit, to_bf16))
+    assert lattice.get(spacing, 0) > 0.02
+    assert all(line >= spacing for line in lattice)
 
 
 def test_unrounded_logits(make_batch) -> None:
@@ -63,9 +63,9 @@ def test_one_logit_moves_by_a_sixteenth(make_batch) -> None:
         + rng.normal(size=len(mu)) * 0.004
     )
     odds = np.log(mu / (1 - mu)) + shift
-    found = lines(make_batch, torch.tensor(np.log(mu)), torch.tensor(-np.log1p(np.exp(-odds))))
-    assert list(found) == [0.0625]
-    assert found[0.0625] == pytest.approx(0.4, abs=0.05)
+    lattice = lines(make_batch, torch.tensor(np.log(mu)), torch.tensor(-np.log1p(np.exp(-odds))))
+    assert list(lattice) == [0.0625]
+    assert lattice[0.0625] == pytest.approx(0.4, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student"])
@@ -91,6 +91,6 @@ def test_the_share_of_a_line_is_what_rises_above_the_valley(make_batch) -> None:
     """A fifth of the tokens at 1/16, on a constant density that has 10 % in the peak's width."""
     gap = np.tile([*np.linspace(0, 0.125, 200, endpoint=False), *[0.0625] * 50], RESPONSES)
     logq = np.full(len(gap), np.log(0.5))
-    found = lines(make_batch, torch.tensor(logq), torch.tensor(-np.log1p(np.exp(-gap))))
-    assert list(found) == [0.0625]
-    assert found[0.0625] == pytest.approx(0.2, abs=0.005)
+    lattice = lines(make_batch, torch.tensor(logq), torch.tensor(-np.log1p(np.exp(-gap))))
+    assert list(lattice) == [0.0625]
+    assert lattice[0.0625] == pytest.approx(0.2, abs=0.005)

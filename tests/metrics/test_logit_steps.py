@@ -96,8 +96,8 @@ def test_a_certain_token_does_not_move_and_too_few_ranks_take_the_mean_step():
     pairs = np.full((100, K), np.nan, dtype=np.float32)
     pairs[:, :2] = np.log(0.5)
     row = np.log(np.exp(-np.arange(8) / 8) / np.exp(-np.arange(8) / 8).sum())
-    known = np.tile(np.pad(row, (0, K - 8), constant_values=np.nan), (100, 1)).astype(np.float32)
-    steps.update(known[:, 0], known)
+    logp_TK = np.tile(np.pad(row, (0, K - 8), constant_values=np.nan), (100, 1)).astype(np.float32)
+    steps.update(logp_TK[:, 0], logp_TK)
     before = steps.gap_of_rounding * steps.tokens
     steps.update(pairs[:, 0], pairs)
     added = steps.gap_of_rounding * steps.tokens - before

@@ -82,7 +82,7 @@ def test_turns_against_a_loop(random_batch) -> None:
             mask_T[begin : begin + (end - begin) // 7] = False
             logp_T[(begin + end) // 2 : (begin + end) // 2 + (end - begin) // 6] = np.nan
         batch = replace(batch, loss_mask_T=mask_T, logp_recomputed_T=logp_T)
-        found: dict[int, list[float]] = {}
+        gaps_by_turn: dict[int, list[float]] = {}
         turns: Counter[int] = Counter()
         by_octave: dict[int, list[float]] = {}
         d_T = (logp_T - batch.logp_rollout_T).astype(np.float64)
@@ -93,16 +93,16 @@ def test_turns_against_a_loop(random_batch) -> None:
                 before = mask_T[token]
                 if before and not np.isnan(d_T[token]):
                     counted.add(turn)
-                    found.setdefault(min(turn, 23), []).append(d_T[token])
+                    gaps_by_turn.setdefault(min(turn, 23), []).append(d_T[token])
                     by_octave.setdefault((token - first).bit_length(), []).append(d_T[token])
             turns.update(min(turn, 23) for turn in counted)
         result = summarise(batch).result()
         rows = {row.first - 1: row for row in result.turns}
-        assert rows.keys() == found.keys()
+        assert rows.keys() == gaps_by_turn.keys()
         assert [row.last for row in rows.values()] == [
             None if turn == 23 else turn + 1 for turn in rows
         ]
-        for turn, values in found.items():
+        for turn, values in gaps_by_turn.items():
             row, inside = rows[turn], [d for d in values if np.isfinite(d)]
             assert (row.tokens, row.turns) == (len(values), turns[turn])
             assert row.length_mean.value == pytest.approx(len(values) / turns[turn])
@@ -155,14 +155,14 @@ def _spearman(batch: TokenBatch) -> tuple[float, float]:
 @pytest.mark.parametrize("gap", [0.001, 0.05, 0.5, 2.0])
 def test_spearman_is_exact_on_a_short_trace(random_batch, gap: float) -> None:
     batch = random_batch(seed=2, responses=200, longest=100, gap=gap)
-    found, exact = _spearman(batch)
-    assert batch.num_tokens < SAMPLE_TOKENS and found == pytest.approx(exact, abs=1e-12)
+    coefficient, exact = _spearman(batch)
+    assert batch.num_tokens < SAMPLE_TOKENS and coefficient == pytest.approx(exact, abs=1e-12)
 
 
 def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
     batch = random_batch(seed=3, responses=1500, longest=100, gap=0.5)
-    found, exact = _spearman(batch)
-    assert batch.num_tokens > 2 * SAMPLE_TOKENS and found == pytest.approx(exact, abs=0.01)
+    coefficient, exact = _spearman(batch)
+    assert batch.num_tokens > 2 * SAMPLE_TOKENS and coefficient == pytest.approx(exact, abs=0.01)
 
 
 def test_a_shard_without_a_finite_divergence_leaves_the_largest_of_the_others():

@@ -17,10 +17,10 @@ def test_worst_tokens_equal_a_full_sort(random_batch) -> None:
     d = batch.logp_recomputed_T - batch.logp_rollout_T
     dp = np.exp(batch.logp_recomputed_T) - np.exp(batch.logp_rollout_T)
     expected = np.sort(np.abs(d))[::-1][:10]
-    found = [abs(row.logp_current - row.logp_reference) for row in worst.abs_d]
-    assert found == pytest.approx(expected.tolist(), rel=1e-6)
-    found = [abs(np.exp(row.logp_current) - np.exp(row.logp_reference)) for row in worst.abs_dp]
-    assert found == pytest.approx(np.sort(np.abs(dp))[::-1][:10].tolist(), rel=1e-4)
+    gaps = [abs(row.logp_current - row.logp_reference) for row in worst.abs_d]
+    assert gaps == pytest.approx(expected.tolist(), rel=1e-6)
+    gaps = [abs(np.exp(row.logp_current) - np.exp(row.logp_reference)) for row in worst.abs_dp]
+    assert gaps == pytest.approx(np.sort(np.abs(dp))[::-1][:10].tolist(), rel=1e-4)
     sums = np.add.reduceat(d.astype(np.float64), batch.offset_S1[:-1])
     assert [abs(row.d_sum) for row in worst.responses] == pytest.approx(
         np.sort(np.abs(sums))[::-1][:10].tolist()

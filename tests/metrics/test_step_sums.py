@@ -22,25 +22,25 @@ def random_rows(
 
 
 def sums_of(rows: tuple[np.ndarray, np.ndarray, np.ndarray], most: int, parts: int = 1) -> StepSums:
-    found = StepSums(most)
+    sums = StepSums(most)
     for part in np.array_split(np.arange(len(rows[0])), parts):
-        found.update(*(column[part] for column in rows))
-    return found
+        sums.update(*(column[part] for column in rows))
+    return sums
 
 
-def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def check(sums: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Every stretch holds exactly the rows of its steps, in their prompt groups, and every row
     is in a stretch.
     """
     step_S, group_S, sums_SM = rows
-    seen = np.zeros(len(step_S), dtype=bool)
-    for first, last, sums_GM in found:
+    covered_S = np.zeros(len(step_S), dtype=bool)
+    for first, last, sums_GM in sums:
         inside = (step_S >= first) & (step_S <= last)
-        assert inside.any() and not (seen & inside).any()
-        seen |= inside
+        assert inside.any() and not (covered_S & inside).any()
+        covered_S |= inside
         for group in range(GROUPS):
             assert (sums_GM[group] == sums_SM[inside & (group_S == group)].sum(axis=0)).all()
-    assert seen.all()
+    assert covered_S.all()
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_stretches(highest, most, stretch):
     """Stretches are equally long, except the last, which ends with the latest step."""
     rows = random_rows(0, 30_000, highest)
     assert rows[0].max() == highest - 1
-    found = sums_of(rows, most, parts=5)
-    stretches = [(first, last) for first, last, _ in found]
+    sums = sums_of(rows, most, parts=5)
+    stretches = [(first, last) for first, last, _ in sums]
     assert len(stretches) <= most and stretches == sorted(stretches)
     assert [first for first, _ in stretches] == list(range(0, highest, stretch))
     assert {last - first + 1 for first, last in stretches[:-1]} == {stretch}
     assert stretches[-1][1] == highest - 1
-    check(found, rows)
+    check(sums, rows)
 
 
 @pytest.mark.parametrize("fine_first", [True, False])
@@ -92,9 +92,9 @@ def test_merging_leaves_the_other_unchanged():
 
 def test_steps_far_apart_stay_few():
     """Only steps 0 and 2^30: two stretches of one step each, without coarsening."""
-    found = StepSums(20)
-    found.update(np.array([0, 2**30]), np.array([0, 1]), np.ones((2, WIDTH)))
-    assert [(first, last) for first, last, _ in found] == [(0, 0), (2**30, 2**30)]
+    sums = StepSums(20)
+    sums.update(np.array([0, 2**30]), np.array([0, 1]), np.ones((2, WIDTH)))
+    assert [(first, last) for first, last, _ in sums] == [(0, 0), (2**30, 2**30)]
 
 
 def test_a_summary_of_many_steps():
@@ -104,8 +104,8 @@ def test_a_summary_of_many_steps():
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())
-    found = summary.result(5)
-    for row in found.algorithms:
+    result = summary.result(5)
+    for row in result.algorithms:
         spans = [(stretch.first, stretch.last) for stretch in row.by_step]
         assert (
             spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)]
@@ -114,5 +114,5 @@ def test_a_summary_of_many_steps():
         assert [stretch.tokens for stretch in row.by_step] == [
             2 * (last - first + 1) for first, last in spans
         ]
-    by_step = found.bad_updates.by_step
+    by_step = result.bad_updates.by_step
     assert [(row.first, row.last) for row in by_step] == [(step, step) for step in range(1000)]

@@ -324,8 +324,8 @@ def test_top_k_masses_by_hand(make_batch) -> None:
         **columns,
     )
     result = summarise(batch).result()
-    found = [result.metrics[f"topk_mass_{name}"].value for name in ("reference", "current")]
-    assert found == pytest.approx([(0.9 + 0.95 + 0.8) / 3, (0.8 + 0.95 + 1) / 3], rel=1e-6)
+    masses = [result.metrics[f"topk_mass_{name}"].value for name in ("reference", "current")]
+    assert masses == pytest.approx([(0.9 + 0.95 + 0.8) / 3, (0.8 + 0.95 + 1) / 3], rel=1e-6)
     steps = [
         (row.first, row.last, row.tokens, row.masses["topk_mass_reference"].value)
         for row in result.by_step

@@ -55,8 +55,10 @@ def test_sequence_weights_of_any_size_have_values_without_intervals() -> None:
 
 def test_weights_dominated_by_few_responses_have_no_interval() -> None:
     log_w = np.random.default_rng(0).normal(size=400)
-    for found in _weights(np.arange(400), log_w).result(400).values():
-        assert found.value is not None and found.low is None and found.note == LARGEST_WEIGHTS
+    for estimate in _weights(np.arange(400), log_w).result(400).values():
+        assert (
+            estimate.value is not None and estimate.low is None and estimate.note == LARGEST_WEIGHTS
+        )
 
 
 def test_sequence_weights_merge_across_shifts() -> None:

@@ -39,13 +39,18 @@ def logits_of_the_sum(model: str, adapter: str) -> torch.Tensor:
     """The logits of W + B A · alpha / rank written out, with the head untied from the
     embeddings.
     """
-    loaded, found = load_causal_lm(model, "float32"), read_adapter(adapter)
+    loaded, adapter_read = load_causal_lm(model, "float32"), read_adapter(adapter)
     weights = load_file(Path(adapter) / "adapter_model.safetensors")
     head = loaded.get_output_embeddings().weight.detach().clone()
     for name, a in weights.items():
         if "lora_A" in name:
             path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            delta = weights[name.replace("lora_A", "lora_B")] @ a * found.alpha / found.rank
+            delta = (
+                weights[name.replace("lora_A", "lora_B")]
+                @ a
+                * adapter_read.alpha
+                / adapter_read.rank
+            )
             with torch.no_grad():
                 (head if path == "lm_head" else loaded.get_submodule(path).weight).add_(delta)
     with torch.inference_mode():
@@ -58,9 +63,9 @@ def test_the_adapter_is_the_sum_of_its_products(model, tmp_path, merge, targets)
     """Also with a tied head: peft's own merge would change the embeddings with it."""
     adapter = save_adapter(model, tmp_path / "lora", targets)
     expected = logits_of_the_sum(model, adapter)
-    found = apply_adapter(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
+    adapted = apply_adapter(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
     with torch.inference_mode():
-        torch.testing.assert_close(found(IDS).logits[0], expected, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(adapted(IDS).logits[0], expected, atol=2e-5, rtol=1e-5)
         without = load_causal_lm(model, "float32")(IDS).logits[0]
     assert (without - expected).abs().max() > 0.05
     requests = [ScoreRequest(IDS[0, :2].tolist(), IDS[0, 2:].tolist())]

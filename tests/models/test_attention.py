@@ -80,10 +80,10 @@ def test_the_table_matches_what_implementations_take():
 
     for implementation in ("sdpa", "flex_attention"):
         taken = inspect.signature(ALL_ATTENTION_FUNCTIONS[implementation]).parameters
-        for asked, argument in ARGUMENTS.items():
-            assert (argument in taken) == (not unsupported_features(implementation, (asked,))), (
+        for name, argument in ARGUMENTS.items():
+            assert (argument in taken) == (not unsupported_features(implementation, (name,))), (
                 implementation,
-                asked,
+                name,
             )
     assert HONOURED_BY.keys() == ARGUMENTS.keys()
 

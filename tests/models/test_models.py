@@ -18,7 +18,7 @@ SaveModel = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("asked", "resolved"),
+    ("dtype", "resolved"),
     [
         ("auto", torch.bfloat16),
         ("float32", torch.float32),
@@ -26,8 +26,8 @@ SaveModel = Callable[..., str]
         ("float16", torch.float16),
     ],
 )
-def test_dtype(save_model: SaveModel, asked: str, resolved: torch.dtype) -> None:
-    model = load_causal_lm(save_model("Qwen3", dtype=torch.bfloat16), asked)
+def test_dtype(save_model: SaveModel, dtype: str, resolved: torch.dtype) -> None:
+    model = load_causal_lm(save_model("Qwen3", dtype=torch.bfloat16), dtype)
     assert model.dtype == resolved
     assert not model.training
 

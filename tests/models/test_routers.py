@@ -87,7 +87,7 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
     """Also with recomputed layers: the same experts, and the same gradient."""
     from mismatch_cli.models.loading import checkpoint_layers
 
-    found = []
+    gradients = []
     for checkpointed in (False, True):
         model = load_causal_lm(save_model("Qwen3Moe", **FAMILIES["Qwen3Moe"]), dtype="float32")
         if checkpointed:
@@ -97,14 +97,14 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
         other_NMK = (torch.arange(2 * 9 * 2 * 2) % EXPERTS).reshape(18, 2, 2)
         routers.prescribe(other_NMK)
         model(input_ids=IDS_BL).logits.logsumexp(-1).sum().backward()
-        found.append(
+        gradients.append(
             [m.weight.grad for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
         )
         experts = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
         idle = set(range(EXPERTS)) - set(other_NMK[:, 0].flatten().tolist())
         used = experts.down_proj.grad.abs().sum((1, 2)) > 0
         assert used.tolist() == [i not in idle for i in range(EXPERTS)]
-    for plain, checkpointed in zip(*found, strict=True):
+    for plain, checkpointed in zip(*gradients, strict=True):
         assert plain.abs().sum() > 0
         torch.testing.assert_close(plain, checkpointed)
 

@@ -72,21 +72,21 @@ def manifest(folder: Path) -> dict:
 @pytest.mark.slow
 def test_real_vllm_and_the_trainer_apply_the_same_adapter(both, adapter):
     assert gaps(both)["mismatch"] < 2e-6 and gaps(both)["staleness"] == 0
-    found = manifest(both)
-    assert found["equal_weights"] is True
+    about = manifest(both)
+    assert about["equal_weights"] is True
     for side in ("rollout", "trainer"):
         assert (
-            found[side]["adapter"],
-            found[side]["adapter_rank"],
-            found[side]["adapter_alpha"],
+            about[side]["adapter"],
+            about[side]["adapter_rank"],
+            about[side]["adapter_alpha"],
         ) == (adapter, 4, 8.0)
-        assert found[side]["adapter_merged"] is False
-    assert found["rollout"]["adapter_digest"] == found["trainer"]["adapter_digest"]
-    check = found["adapter_check"]
+        assert about[side]["adapter_merged"] is False
+    assert about["rollout"]["adapter_digest"] == about["trainer"]["adapter_digest"]
+    check = about["adapter_check"]
     assert (
         check["applied"] is True and check["abs_dp_with"] < 2e-6 and check["abs_dp_without"] > 1e-3
     )
-    shown = dict(who_facts(from_json(About, found)))
+    shown = dict(who_facts(from_json(About, about)))
     assert all(
         f"adapter {adapter} (rank 4)" in shown[side] for side in ("Rollout engine", "Trainer")
     )
@@ -94,7 +94,7 @@ def test_real_vllm_and_the_trainer_apply_the_same_adapter(both, adapter):
 
 def test_a_merge_in_half_precision_is_measured(both, adapter, tmp_path):
     """In float32 the merge is exact; in bfloat16 it rounds the weights once more."""
-    found = {}
+    gap_of = {}
     for name, flags in {
         "float32": ["--trainer-dtype", "float32", "--merge-adapter"],
         "beside": ["--trainer-dtype", "bfloat16"],
@@ -104,10 +104,10 @@ def test_a_merge_in_half_precision_is_measured(both, adapter, tmp_path):
         assert (
             run(["rescore", str(both), *trainer, "--quiet", "--output", str(tmp_path / name)]) == 0
         )
-        found[name] = gaps(tmp_path / name)["mismatch"]
-    assert found["float32"] < 2e-6
-    assert found["merged"] != found["beside"]
-    assert min(found["merged"], found["beside"]) > 1e-4
+        gap_of[name] = gaps(tmp_path / name)["mismatch"]
+    assert gap_of["float32"] < 2e-6
+    assert gap_of["merged"] != gap_of["beside"]
+    assert min(gap_of["merged"], gap_of["beside"]) > 1e-4
     assert manifest(tmp_path / "merged")["trainer"]["adapter_merged"] is True
 
 
@@ -133,8 +133,8 @@ def test_an_engine_that_ignores_the_adapter_is_noticed(adapter, tmp_path, monkey
 def test_an_adapter_on_one_side_means_different_weights(adapter, tmp_path, side, checked):
     folder = tmp_path / "run"
     assert probe(folder, *FLOAT32, "--engine", "hf", f"--{side}-adapter", adapter) == 0
-    found = gaps(folder)
-    assert found["mismatch"] < 2e-6 and found["staleness"] > 1e-3 and found["total"] > 1e-3
+    gap_of = gaps(folder)
+    assert gap_of["mismatch"] < 2e-6 and gap_of["staleness"] > 1e-3 and gap_of["total"] > 1e-3
     said = manifest(folder)
     assert said["equal_weights"] is False and ("adapter_check" in said) is checked
     assert ("adapter" in said["rollout"], "adapter" in said["recomputed"]) == (checked, checked)

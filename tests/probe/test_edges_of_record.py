@@ -30,6 +30,6 @@ def test_one_response_is_enough_for_full_distributions(tmp_path, monkeypatch, re
         engine=SimpleNamespace(model="m"), scoring_model="m", prompt_source=None
     )
     distributions = Distributions(tmp_path / "distributions", responses)
-    found = record._sample(config, tmp_path, {}, distributions, None, None)
-    assert found == {"shards": 1}
+    answer = record._sample(config, tmp_path, {}, distributions, None, None)
+    assert answer == {"shards": 1}
     assert events == ["checked"] * full + [full]

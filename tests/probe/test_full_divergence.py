@@ -74,9 +74,9 @@ def test_tv_and_kl_are_those_of_both_distributions_in_float64(recorded):
     model, sampling = load_causal_lm(MODEL, dtype="float32"), SamplingSettings(temperature=0.8)
     for row in range(N):
         prompt, ids = columns["prompt_ids"][row], columns["response_ids"][row]
-        kept = folder / "kept" / f"response-{row:05d}.float32"
+        stored_file = folder / "kept" / f"response-{row:05d}.float32"
         mu_TV = (
-            torch.from_numpy(np.fromfile(kept, dtype=np.float32).reshape(len(ids), 2048))
+            torch.from_numpy(np.fromfile(stored_file, dtype=np.float32).reshape(len(ids), 2048))
             .double()
             .log_softmax(1)
         )
@@ -132,14 +132,14 @@ def test_clipstats_shows_how_close_the_approximations_come(recorded, tmp_path, c
     folder, columns = recorded
     shutil.copytree(folder / "run", tmp_path / "run")
     assert run(["clipstats", str(tmp_path / "run"), "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)["approximation"]
+    approximation = json.loads(capsys.readouterr().out)["approximation"]
     full = {name: np.concatenate(columns[f"{name}_full"][:N]) for name in ("tv", "kl")}
-    assert found["truth"] == "full" and found["tokens"] == len(full["tv"])
-    for row in found["rows"]:
+    assert approximation["truth"] == "full" and approximation["tokens"] == len(full["tv"])
+    for row in approximation["rows"]:
         assert row["mean"]["value"] - row["bias"]["value"] == pytest.approx(
             full[row["divergence"]].mean(), rel=1e-3
         )
-    biases = [row["bias"]["value"] for row in found["rows"] if row["divergence"] == "tv"]
+    biases = [row["bias"]["value"] for row in approximation["rows"] if row["divergence"] == "tv"]
     assert biases == sorted(biases) and biases[-1] <= 1e-6
 
 

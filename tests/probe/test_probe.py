@@ -48,11 +48,11 @@ def bfloat16(tmp_path_factory) -> dict:
 
 
 def test_float32_against_float32_shows_no_gap(control):
-    found = values(json.loads((control / "summary.json").read_text())["pairs"]["mismatch"])
-    assert found["tv_binary_mean"] <= 1e-6
-    assert found["ratio_min"] >= 0.999
-    assert found["ratio_max"] <= 1.001
-    assert found["ratio_outside_0.8_1.25"] == 0
+    metrics = values(json.loads((control / "summary.json").read_text())["pairs"]["mismatch"])
+    assert metrics["tv_binary_mean"] <= 1e-6
+    assert metrics["ratio_min"] >= 0.999
+    assert metrics["ratio_max"] <= 1.001
+    assert metrics["ratio_outside_0.8_1.25"] == 0
 
 
 def test_the_run_folder_has_the_promised_files(control):
@@ -171,13 +171,13 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
         table = table.set_column(index, "logp_trainer", pa.array(shifted, pa.list_(pa.float32())))
         pq.write_table(table, path)
     trace = Trace.open(tmp_path / "t")
-    found = values(analyse_mismatch([trace], worst=3).to_json()["pairs"]["mismatch"])
+    metrics = values(analyse_mismatch([trace], worst=3).to_json()["pairs"]["mismatch"])
     mu, pi = (
         np.exp(flat(trace, f"logp_{side}_T").astype(float)) for side in ("rollout", "trainer")
     )
-    assert found["pearson"] == pytest.approx(np.corrcoef(mu, pi)[0, 1], abs=1e-5)
-    assert found["pearson"] < 0.5
-    assert found["k3"] > 100 * abs(found["d_mean"] ** 2)
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(mu, pi)[0, 1], abs=1e-5)
+    assert metrics["pearson"] < 0.5
+    assert metrics["k3"] > 100 * abs(metrics["d_mean"] ** 2)
 
 
 @pytest.mark.slow
@@ -191,10 +191,10 @@ def test_a_perturbed_weight_is_staleness_not_mismatch(tmp_path):
     moved.save_pretrained(tmp_path / "moved")
     flags = ["--engine", "hf", "--rollout-dtype", "float32", "--trainer-dtype", "float32"]
     summary = probe(tmp_path / "run", *flags, "--trainer-model", str(tmp_path / "moved"))
-    found = {name: values(pair)["tv_binary_mean"] for name, pair in summary["pairs"].items()}
-    assert found["mismatch"] <= 1e-6
-    assert found["staleness"] > 1e-4
-    assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
+    divergences = {name: values(pair)["tv_binary_mean"] for name, pair in summary["pairs"].items()}
+    assert divergences["mismatch"] <= 1e-6
+    assert divergences["staleness"] > 1e-4
+    assert divergences["total"] == pytest.approx(divergences["staleness"], rel=0.02)
 
 
 @pytest.mark.slow

@@ -83,8 +83,8 @@ def flat(trace: Trace, name: str) -> np.ndarray:
 
 
 def pairs(trace: Trace) -> dict[str, float]:
-    found = analyse_mismatch([trace], 0).to_json()["pairs"]
-    return {name: pair["metrics"]["tv_binary_mean"]["value"] for name, pair in found.items()}
+    result = analyse_mismatch([trace], 0).to_json()["pairs"]
+    return {name: pair["metrics"]["tv_binary_mean"]["value"] for name, pair in result.items()}
 
 
 def changed_copy(trace: Path, folder: Path, change, manifest=lambda content: content) -> Path:
@@ -136,8 +136,8 @@ def test_a_column_that_nobody_is_known_to_have_made_is_not_carried(tmp_path):
     assert "margin" in Trace.open(source).columns()
     talk = talking()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
-    found = Trace.open(tmp_path / "run")
-    assert "margin" not in found.columns() and "logp_trainer" in found.columns()
+    new_trace = Trace.open(tmp_path / "run")
+    assert "margin" not in new_trace.columns() and "logp_trainer" in new_trace.columns()
     assert any("Left out: margin. The schema does not say" in said for said in talk.said)
 
 
@@ -188,13 +188,13 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     (only_mu / "vocab.parquet").unlink()
     talk = talking()
     rescore(config(only_mu), tmp_path / "run", dict(NEW), talk)
-    found = Trace.open(tmp_path / "run")
+    new_trace = Trace.open(tmp_path / "run")
     assert "assuming temperature 1 and no truncation" in " ".join(talk.said)
-    assert found.manifest["trainer"]["temperature"] == 1.0
-    assert np.array_equal(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"))
-    assert pairs(found) == pairs(same)
+    assert new_trace.manifest["trainer"]["temperature"] == 1.0
+    assert np.array_equal(flat(new_trace, "logp_trainer_T"), flat(same, "logp_trainer_T"))
+    assert pairs(new_trace) == pairs(same)
     # From the model's tokenizer
-    assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))
+    assert new_trace.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))
 
 
 def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, tmp_path):
@@ -210,9 +210,9 @@ def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, 
     assert np.array_equal(
         flat(later, "topk_logp_recomputed_TK"), flat(Trace.open(FLOAT32), "topk_logp_trainer_TK")
     )
-    found = pairs(later)
-    assert found["mismatch"] < 1e-6 and found["staleness"] > 1e-4
-    assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
+    result = pairs(later)
+    assert result["mismatch"] < 1e-6 and result["staleness"] > 1e-4
+    assert result["total"] == pytest.approx(result["staleness"], rel=0.02)
     assert pairs(rescored(tmp_path / "wrong", FLOAT32, model=moved, noise=0)).keys() == {"mismatch"}
 
 
@@ -236,20 +236,20 @@ def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
 def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_responses(tmp_path):
     talk = talking()
     rescore(config(FP8, dtype="bfloat16", weights="0"), tmp_path / "run", dict(NEW), talk)
-    found = Trace.open(tmp_path / "run")
-    assert pairs(found).keys() == {"mismatch", "total"}
-    columns = rows(found)
+    new_trace = Trace.open(tmp_path / "run")
+    assert pairs(new_trace).keys() == {"mismatch", "total"}
+    columns = rows(new_trace)
     first = [
         ids
         for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True)
         if at == 0
     ]
-    assert 0 < len(first) < found.num_responses
-    assert analyse_mismatch([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(
-        map(len, first)
-    )
+    assert 0 < len(first) < new_trace.num_responses
+    assert analyse_mismatch([new_trace], 0).to_json()["pairs"]["mismatch"]["counts"][
+        "tokens"
+    ] == sum(map(len, first))
     assert "two trainers would mix" in " ".join(talk.said)
-    assert "recomputed" not in found.manifest
+    assert "recomputed" not in new_trace.manifest
 
 
 def test_keep_trainer_adds_what_is_missing(tmp_path):
@@ -359,12 +359,12 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", change)
     (path,) = Trace.open(source).shards
     pq.write_table(pq.read_table(path), path, row_group_size=7)
-    found = rescored(tmp_path / "run", source, noise=3)
-    assert pq.ParquetFile(found.shards[0]).num_row_groups == 14
+    new_trace = rescored(tmp_path / "run", source, noise=3)
+    assert pq.ParquetFile(new_trace.shards[0]).num_row_groups == 14
     np.testing.assert_allclose(
-        flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"), rtol=1e-5, atol=1e-5
+        flat(new_trace, "logp_trainer_T"), flat(same, "logp_trainer_T"), rtol=1e-5, atol=1e-5
     )
-    columns = rows(found)
+    columns = rows(new_trace)
     assert [row is None for row in columns["topk_logp_trainer"]] == [n % 3 == 0 for n in range(96)]
     assert sum(row is not None for row in columns["logp_trainer_repeat"]) == 3
 
@@ -372,12 +372,12 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
 def test_another_temperature_is_measured_and_reported(same, tmp_path):
     talk = talking()
     rescore(config(FLOAT32, temperature=0.8, noise=0), tmp_path / "run", dict(NEW), talk)
-    found = Trace.open(tmp_path / "run")
+    new_trace = Trace.open(tmp_path / "run")
     assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
-    assert found.manifest["trainer"]["temperature"] == 0.8
+    assert new_trace.manifest["trainer"]["temperature"] == 0.8
     x, y = (
         flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).astype(np.float64)
-        for trace in (same, found)
+        for trace in (same, new_trace)
     )
     x, y = x[:, 0] - x[:, 1], y[:, 0] - y[:, 1]
     assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
@@ -406,10 +406,10 @@ def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
     talk = talking()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
     assert "has 96 steps and one version of the weights" in " ".join(talk.said)
-    found = Trace.open(tmp_path / "run")
-    assert found.manifest["imported"] == imported
-    assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
-    assert ("Imported from", "a dump · 1 file") in who_facts(About.of([found]))
+    new_trace = Trace.open(tmp_path / "run")
+    assert new_trace.manifest["imported"] == imported
+    assert new_trace.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
+    assert ("Imported from", "a dump · 1 file") in who_facts(About.of([new_trace]))
 
 
 def start(output: Path, *more: str) -> Forked:
@@ -439,15 +439,15 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     part = Trace.open(killed)
     assert 2 <= len(part.shards) < 6
     assert sum(batch.num_responses for batch in part.batches()) == 32 * len(part.shards)
-    kept = {path.name: path.stat().st_mtime_ns for path in part.shards}
+    written_at = {path.name: path.stat().st_mtime_ns for path in part.shards}
     content = json.loads((killed / "trace" / "manifest.json").read_text())
     whole = config(FP8, dtype="auto", weights="newer", token_budget=400)
     rescore(whole, killed, content, talking())
     rescore(whole, tmp_path / "unbroken", dict(NEW), talking())
     resumed, unbroken = Trace.open(killed), Trace.open(tmp_path / "unbroken")
     assert {
-        path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in kept
-    } == kept
+        path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in written_at
+    } == written_at
     assert rows(resumed) == rows(unbroken)
     assert resumed.manifest.keys() == unbroken.manifest.keys()
     assert {k: v for k, v in resumed.manifest.items() if k not in NOT_IN_NUMBERS} == {
@@ -467,7 +467,7 @@ def test_a_run_whose_source_has_changed_is_not_resumed(tmp_path):
 
 def test_without_a_number_a_fifth_is_scored_twice():
     assert [noise_responses_of(None, count) for count in (5, 40, 200, 5000)] == [16, 16, 40, 128]
-    assert [noise_responses_of(asked, 40) for asked in (0, 3, 500)] == [0, 3, 500]
+    assert [noise_responses_of(wanted, 40) for wanted in (0, 3, 500)] == [0, 3, 500]
 
 
 def test_the_model_that_sampled_is_named_as_it_was_typed(tmp_path):
@@ -503,11 +503,15 @@ def planned(
     return plan_rescoring(trace, config(folder, weights=weights))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(known, tmp_path):
-    plan = planned(tmp_path, NEWER, [0, 0], [3, 3], recomputed=known)
-    assert plan.carried == (("logp_recomputed",) if known else ())
-    assert any("has no log π at the weights that sampled" in note for note in plan.notes) != known
+@pytest.mark.parametrize("has_own_pi", [True, False])
+def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(
+    has_own_pi, tmp_path
+):
+    plan = planned(tmp_path, NEWER, [0, 0], [3, 3], recomputed=has_own_pi)
+    assert plan.carried == (("logp_recomputed",) if has_own_pi else ())
+    assert (
+        any("has no log π at the weights that sampled" in note for note in plan.notes) != has_own_pi
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def rollouts_of(model: str, perturb: bool) -> list:
     if perturb:
         perturb_routers(engine.model)  # type: ignore[attr-defined]
     requests = [Request(list(range(40, 45 + 3 * i)), seed=i) for i in range(7)]
-    found = engine.sample(requests, lambda _: None)
+    rollouts = engine.sample(requests, lambda _: None)
     engine.close()
-    return found
+    return rollouts
 
 
 def perturb_routers(loaded) -> None:
@@ -102,8 +102,8 @@ def test_replay_reduces_the_gap_to_the_floor_if_only_routing_differs(model):
     assert min(gaps[False, 40], gaps[False, 4096]) > 1000 * FLOOR
     choices = sum(len(r.response_ids) for r in rollouts) * LAYERS
     for budget in (40, 4096):
-        counted = sum(int(found.flips_T.sum()) for found in flips[True, budget])
-        by_layer = sum(found.layers_MC for found in flips[True, budget])
+        counted = sum(int(comparison.flips_T.sum()) for comparison in flips[True, budget])
+        by_layer = sum(comparison.layers_MC for comparison in flips[True, budget])
         assert by_layer[:, 0].sum() == choices and by_layer[:, 1].sum() == counted
         assert by_layer[:, 2].sum() == TOP_K * choices - counted
         assert abs(counted / choices - SHARE) < 4 * (SHARE * (1 - SHARE) / choices) ** 0.5
@@ -133,12 +133,9 @@ def test_flips_put_into_a_trace_are_read_back_one_by_one(model, tmp_path, rng):
     for request in requests:
         routes_FMK = request.routes_FMK.copy()
         moved_FM = rng.random(routes_FMK.shape[:2]) < SHARE
-        spare_FM = np.array(
-            [
-                [min(set(range(EXPERTS)) - set(chosen)) for chosen in row]
-                for row in routes_FMK.tolist()
-            ]
-        )
+        # The first expert that is not among the chosen ones
+        is_chosen_FME = (routes_FMK[..., None] == np.arange(EXPERTS)).any(axis=2)
+        spare_FM = is_chosen_FME.argmin(axis=-1)
         routes_FMK[moved_FM, 0] = spare_FM[moved_FM]
         planted.append(moved_FM[len(request.prompt_ids) - 1 :])
         object.__setattr__(request, "routes_FMK", routes_FMK)
@@ -200,7 +197,7 @@ def test_a_probe_measures_routing(probed):
         batch.route_flips_T,
         np.abs(batch.logp_trainer_T.astype(np.float64) - batch.logp_rollout_T),
     )
-    metrics = {key: found["value"] for key, found in routing["metrics"].items()}
+    metrics = {key: metric["value"] for key, metric in routing["metrics"].items()}
     assert 0 < (flips_T > 0).sum() < len(flips_T)
     assert metrics["flipped_tokens"] == pytest.approx((flips_T > 0).mean())
     assert metrics["flipped_routers"] == pytest.approx(flips_T.mean() / LAYERS)
@@ -244,11 +241,11 @@ def test_replay_is_paired_with_the_gap_that_it_removes(probed, capsys):
         )
         == 0
     )
-    (found,) = json.loads(capsys.readouterr().out)["comparisons"]
-    assert found["pairing"] == "tokens"
-    difference = found["metrics"]["abs_d_mean"]["difference"]
-    assert difference["high"] < 0 and found["metrics"]["abs_d_mean"]["more_than_noise"]
-    assert [row["setting"] for row in found["settings"] if not row["harmless"]] == [
+    (comparison,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert comparison["pairing"] == "tokens"
+    difference = comparison["metrics"]["abs_d_mean"]["difference"]
+    assert difference["high"] < 0 and comparison["metrics"]["abs_d_mean"]["more_than_noise"]
+    assert [row["setting"] for row in comparison["settings"] if not row["harmless"]] == [
         "trainer.routes"
     ]
 
@@ -274,9 +271,10 @@ def test_full_routes_are_kept_only_for_the_first_responses(model, probed, tmp_pa
         )
         == 1
     )
-    told = " ".join(capsys.readouterr().err.split())
+    printed = " ".join(capsys.readouterr().err.split())
     assert (
-        "lacks the routes of 27 of its 32 responses" in told and "MISMATCH_KEEP_ROUTES=32" in told
+        "lacks the routes of 27 of its 32 responses" in printed
+        and "MISMATCH_KEEP_ROUTES=32" in printed
     )
 
 
@@ -300,7 +298,7 @@ def test_a_dense_model_has_none(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "told"),
+    ("flags", "code", "message"),
     [
         (
             ("--engine", "vllm", "--routes"),
@@ -319,9 +317,9 @@ def test_a_dense_model_has_none(tmp_path, capsys):
         ),
     ],
 )
-def test_an_engine_or_model_without_routes_says_so(flags, code, told, model, tmp_path, capsys):
+def test_an_engine_or_model_without_routes_says_so(flags, code, message, model, tmp_path, capsys):
     assert run(["probe", model, *flags, "--output", str(tmp_path / "run"), "--quiet"]) == code
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_page_shows_the_pair_whose_flips_were_counted(model, probed, tmp_path):
@@ -336,8 +334,8 @@ def test_a_page_shows_the_pair_whose_flips_were_counted(model, probed, tmp_path)
         str(tmp_path / "run"),
     ]
     assert run(["probe", model, *_SMALL, *flags]) == 0
-    found, own = (Trace.open(folder) for folder in (tmp_path / "run", probed / "own"))
-    assert {"logp_recomputed", "route_flips"} <= found.columns()
-    assert analyse_mismatch([found]).main_pair == PAIRS["mismatch"]
+    trace, own = (Trace.open(folder) for folder in (tmp_path / "run", probed / "own"))
+    assert {"logp_recomputed", "route_flips"} <= trace.columns()
+    assert analyse_mismatch([trace]).main_pair == PAIRS["mismatch"]
     for name in ("route_flips", "route_layers"):
-        assert next(found.tables())[name].equals(next(own.tables())[name])
+        assert next(trace.tables())[name].equals(next(own.tables())[name])

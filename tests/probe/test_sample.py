@@ -143,11 +143,11 @@ def test_seeds_do_not_depend_on_the_shards(tmp_path):
     problems = [Problem(10 + i, "p", "5") for i in range(6)]
     seeds = []
     for size in (6, 2):
-        asked: list[int] = []
+        drawn_seeds: list[int] = []
 
         class Noting(Replay):
-            def sample(self, requests, on_finished, asked=asked):
-                asked += [request.seed for request in requests]
+            def sample(self, requests, on_finished, seeds=drawn_seeds):
+                seeds += [request.seed for request in requests]
                 return super().sample(requests, on_finished)
 
         for plan in plan_shards(problems, [[1]] * len(problems), prompts_per_shard=size):
@@ -161,5 +161,5 @@ def test_seeds_do_not_depend_on_the_shards(tmp_path):
                     seed=0,
                     on_finished=lambda _: None,
                 )
-        seeds.append(asked)
+        seeds.append(drawn_seeds)
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 12

@@ -18,18 +18,18 @@ from tests.paths import ROOT
 def doing(word: str) -> Callable[[Any], Any]:
     """Does what it is asked to."""
 
-    def answer(asked: Any) -> Any:
-        if asked == "raise":
+    def answer(request: Any) -> Any:
+        if request == "raise":
             raise ValueError(word)
-        if asked == "die":
+        if request == "die":
             os._exit(3)
-        if asked == "hang":
+        if request == "hang":
             time.sleep(600)
-        if asked == "descriptors":
+        if request == "descriptors":
             return [
                 os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
             ]
-        return [word, asked]
+        return [word, request]
 
     return answer
 

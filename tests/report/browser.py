@@ -71,7 +71,8 @@ class Browser:
         to_browser, self._to = os.pipe()
         self._from, from_browser = os.pipe()
 
-        def connect() -> None:  # Chromium reads from descriptor 3 and writes to 4
+        # Chromium reads from descriptor 3 and writes to 4
+        def connect() -> None:
             reading, writing = (os.dup(end) for end in (to_browser, from_browser))
             os.dup2(reading, 3)
             os.dup2(writing, 4)
@@ -86,7 +87,8 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self._unread, self._number, self._session = b"", 0, ""
-        self.messages: list[dict[str, Any]] = []  # events, without answers
+        # Events, without answers
+        self.messages: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
@@ -130,13 +132,13 @@ class Browser:
         """The awaited value of an expression in the page, even if the page's own scripts are
         off.
         """
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"][
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]["exception"][
             "description"
         ]
-        return found["result"].get("value")
+        return answer["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press a key on the focused element."""
@@ -167,12 +169,14 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        while (answer := self._receive()).get("id") != self._number:
-            pass
+        answer = self._receive()
+        while answer.get("id") != self._number:
+            answer = self._receive()
         assert "error" not in answer, answer
         return answer["result"]
 
     def _receive(self) -> dict[str, Any]:
+        # A message of the pipe ends with a zero byte
         while b"\0" not in self._unread:
             part = os.read(self._from, 1 << 20)
             assert part, "Chromium has exited"

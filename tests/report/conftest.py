@@ -49,7 +49,8 @@ def make_batch(responses: int, mean_length: int) -> TokenBatch:
         0, 0.012, count
     )
     x_T += rng.standard_t(2.5, count) * 0.01 - 0.004
-    d_T = x_T - np.log1p(np.exp(logq_T) * np.expm1(x_T))  # odds change by e^x
+    # Odds change by e^x
+    d_T = x_T - np.log1p(np.exp(logq_T) * np.expm1(x_T))
     tensors = {
         "response_ids_T": np.zeros(count, dtype=np.int32),
         "loss_mask_T": np.ones(count, dtype=bool),
@@ -94,6 +95,7 @@ def _topk_columns(
     shares = rng.dirichlet(np.full(TOP_K, 0.6), len(mu_T)) * 0.97
     noise = np.exp(rng.normal(0, 0.05, shares.shape))
     topk_mu, topk_pi = (1 - mu_T)[:, None] * shares, (1 - pi_T)[:, None] * shares * noise
+    # The named tokens may have no more than what the sampled one leaves
     topk_pi *= np.minimum(
         1, 0.999 * (1 - pi_T)[:, None] / np.maximum(topk_pi.sum(1, keepdims=True), 1e-30)
     )
@@ -128,9 +130,9 @@ def route(batch: TokenBatch) -> tuple[TokenBatch, dict[str, Any]]:
     engine_TMK = np.where(flipped_TM[..., None], trainer_TMK[..., 1:], trainer_TMK[..., :k])
     columns = (engine_TMK, trainer_TMK[..., :k], margin_TM, batch.loss_mask_T)
     parts = zip(*(np.split(column, offset_S1[1:-1]) for column in columns), strict=True)
-    found = route_columns([compare_routes(*part) for part in parts])
-    flat = {f"{name}_T": np.concatenate(found[name]) for name in ("route_flips", "route_first")}
-    return replace(batch, **flat), found
+    by_column = route_columns([compare_routes(*part) for part in parts])
+    flat = {f"{name}_T": np.concatenate(by_column[name]) for name in ("route_flips", "route_first")}
+    return replace(batch, **flat), by_column
 
 
 def measure(

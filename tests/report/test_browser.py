@@ -140,8 +140,8 @@ def test_nothing_overflows_and_the_theme_is_the_readers(
     browser.run(
         f"Promise.all({NARROW}.map(each => {{ each.loading = 'eager'; return each.decode(); }}))"
     )
-    found = browser.run(LAYOUT)
-    assert found == {"scroll": width, "beyond": [], "images": [shown] * len(found["images"])}
+    layout = browser.run(LAYOUT)
+    assert layout == {"scroll": width, "beyond": [], "images": [shown] * len(layout["images"])}
     with Image.open(io.BytesIO(browser.screenshot())) as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     paper = np.array([int(theme.page[i : i + 2], 16) for i in (1, 3, 5)])
@@ -237,9 +237,9 @@ def test_the_keyboard_stops_at_boxes_that_scroll_and_at_no_others(
     for script in ("0", "document.querySelectorAll('details').forEach(each => each.open = true)"):
         browser.run(script)
         browser.run(settled)
-        found = browser.run(boxes)
-        assert all(stops == scrolls for stops, scrolls in found)
-        assert {stops for stops, _ in found} == {False, True}
+        boxed = browser.run(boxes)
+        assert all(stops == scrolls for stops, scrolls in boxed)
+        assert {stops for stops, _ in boxed} == {False, True}
 
 
 RINGS = """(() => {

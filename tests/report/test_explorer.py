@@ -52,12 +52,12 @@ def test_the_slider_counts_what_clipstats_counts(
             " ", ""
         )
         settings = re.sub("ε=(.*)/(.*)", r"ε_low=\1,ε_high=\2", settings)
-        asked = parse_algorithm(f"{name}:{settings}")
-        rows = analyse_clipping([explored.trace], (asked, *ALGORITHMS)).to_json()["algorithms"]
+        chosen = parse_algorithm(f"{name}:{settings}")
+        rows = analyse_clipping([explored.trace], (chosen, *ALGORITHMS)).to_json()["algorithms"]
         blocked, judged = counts(browser, side)
         assert 0 < blocked < judged
         assert blocked / judged == pytest.approx(rows[0]["blocked"]["all"]["value"], abs=1e-12)
-    assert asked.masks[0].parameters != parse_algorithm(name).masks[0].parameters  # it has moved
+    assert chosen.masks[0].parameters != parse_algorithm(name).masks[0].parameters  # it has moved
 
 
 def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:
@@ -381,12 +381,12 @@ def test_no_network_request_and_no_policy_violation(browser: Browser, explored: 
     look(browser, explored)
     shown_tokens(browser)
     choose(browser, "show", "a")
-    asked = [
+    urls = [
         m["params"]["request"]["url"]
         for m in browser.messages
         if m["method"] == "Network.requestWillBeSent"
     ]
-    assert {url.partition(":")[0] for url in asked} <= {"file", "about", "data"}
+    assert {url.partition(":")[0] for url in urls} <= {"file", "about", "data"}
     spoken = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
     assert [m for m in browser.messages if m["method"] in spoken] == []
     policy = browser.run(

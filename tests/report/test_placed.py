@@ -78,8 +78,8 @@ def test_a_new_plot_is_on_the_page(
     words = ["--output", str(tmp_path / "report"), "--plots", "png", "--quiet"]
     assert run(["report", str(trace), *words]) == 0
     page = (tmp_path / "report/report.html").read_text(encoding="utf-8")
-    before, found, _ = page.partition("Lengths of the responses")
-    assert found
+    before, new_part, _ = page.partition("Lengths of the responses")
+    assert new_part
     assert re.findall(r"<h2>(.*?)</h2>", before)[-1] == (where or "Whole responses")
     assert (tmp_path / "report/plots/lengths.png").exists()
 
@@ -99,9 +99,9 @@ def test_every_page_has_the_sections_that_its_plots_name(
 ) -> None:
     leave_blank(monkeypatch)
     # No trace has a section for everything
-    asked = {"compare": ["fp8-kv float32"], "report": ["moe", "fp8-kv"]}
+    arguments = {"compare": ["fp8-kv float32"], "report": ["moe", "fp8-kv"]}
     titles = set()
-    for names in asked.get(command, ["fp8-kv"]):
+    for names in arguments.get(command, ["fp8-kv"]):
         traces = [str(bundled("traces") / name) for name in names.split()]
         assert run([command, *traces, "--output", str(tmp_path / names), "--quiet"]) == 0
         page = (tmp_path / names / "report.html").read_text(encoding="utf-8")

@@ -133,8 +133,8 @@ def test_suggested_commands_are_valid(screens):
         for line, _ in screen.next:
             program, command, *arguments = shlex.split(line)
             assert program == "mismatch-cli", (name, line)
-            known = root.get_command(None, command)  # type: ignore[attr-defined,arg-type]
-            known.make_context(command, [*arguments])  # raises for an unknown flag or value
+            typer_command = root.get_command(None, command)  # type: ignore[attr-defined,arg-type]
+            typer_command.make_context(command, [*arguments])  # raises for an unknown flag or value
 
 
 def test_the_verdict_has_the_colour_of_its_status(screens):

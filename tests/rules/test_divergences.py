@@ -110,8 +110,8 @@ def test_relative_error_in_float32(function, budget: float) -> None:
     mu, pi = _grid(300)
     truth = function(mu.double(), pi.double())
     error = (function(mu, pi).double() - truth).abs()
-    known = truth.abs() > 1e-30  # below, float32 underflows
-    assert (error[known] / truth.abs()[known]).max().item() < budget
+    is_nonzero = truth.abs() > 1e-30  # below, float32 underflows
+    assert (error[is_nonzero] / truth.abs()[is_nonzero]).max().item() < budget
 
 
 def test_phi_does_not_cancel() -> None:
@@ -128,8 +128,8 @@ def test_phi_does_not_cancel() -> None:
 def test_phi_against_exact_series(dtype: torch.dtype) -> None:
     d = torch.linspace(-1, 1, 4001, dtype=dtype)
     exact = sum(d.double() ** k / float(math.factorial(k)) for k in range(25, 1, -1))
-    known = d != 0
-    relative = ((dv.phi(d).double() - exact) / exact)[known].abs().max().item()
+    is_nonzero = d != 0
+    relative = ((dv.phi(d).double() - exact) / exact)[is_nonzero].abs().max().item()
     assert relative < 20 * torch.finfo(dtype).eps
 
 
@@ -332,14 +332,14 @@ def test_block_size_changes_no_bit(dtype, replace_last, monkeypatch) -> None:
         x.to(dtype) for x in (mu[rows, ids], pi[rows, ids], mu.gather(1, top), pi.gather(1, top))
     ]
     columns[1][::13] = columns[2][::7, -1] = columns[3][::11, 0] = -INF
-    found = []
+    results = []
     for block in (2**30, 600, 1):
         monkeypatch.setattr(dv, "BLOCK", block)
-        found.append(
+        results.append(
             dv.topk_divergences(*columns, dv.sampled_in_topk(ids, top), replace_last=replace_last)
         )
-        assert not any(x.isnan().any() for x in found[-1])
-        assert all(torch.equal(x, y) for x, y in zip(found[0], found[-1], strict=True))
+        assert not any(x.isnan().any() for x in results[-1])
+        assert all(torch.equal(x, y) for x, y in zip(results[0], results[-1], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -42,38 +42,38 @@ RULES: list[Rule] = list(
     dict.fromkeys(rule for row in (*ROWS.values(), *MORE) for rule in row.batch_rules)
 )
 World = Callable[[Policies], Policies]
-WORLDS: dict[str, World] = {"numpy": in_numpy, "torch": lambda given: given}
+WORLDS: dict[str, World] = {"numpy": in_numpy, "torch": lambda batch: batch}
 NAMES = [f"{place} {rule.module.__name__.rpartition('.')[2]}" for place, rule in enumerate(RULES)]
 RESPONSES, BATCHES = 60, 3
 
 
 def keyed() -> tuple[Policies, Tensor]:
     """Three batches with mixed rows, and a prompt's four answers in one or several of them."""
-    given = random_policies(0, responses=RESPONSES)
+    batch = random_policies(0, responses=RESPONSES)
     minibatch_S = np.random.default_rng(0).integers(BATCHES, size=RESPONSES)
-    given = with_keys(given, minibatch_S, np.arange(RESPONSES) // 4)
-    return given, signs(RESPONSES, 1)[given.responses.response_T]
+    batch = with_keys(batch, minibatch_S, np.arange(RESPONSES) // 4)
+    return batch, signs(RESPONSES, 1)[batch.responses.response_T]
 
 
-def answer(rule: Rule, given: Policies, advantage_T: Array) -> np.ndarray:
+def answer(rule: Rule, batch: Policies, advantage_T: Array) -> np.ndarray:
     if isinstance(rule, Mask):
-        return as_numpy(rule.decide(given, advantage_T).keep_T)
+        return as_numpy(rule.decide(batch, advantage_T).keep_T)
     assert isinstance(rule, Factor)
-    return as_numpy(rule.weight_T(given, advantage_T))
+    return as_numpy(rule.weight_T(batch, advantage_T))
 
 
-def keys_of(rule: Rule, given: Policies) -> np.ndarray:
-    assert given.batches is not None and rule.scope is not None
-    return given.batches.key_S(rule.scope)
+def keys_of(rule: Rule, batch: Policies) -> np.ndarray:
+    assert batch.batches is not None and rule.scope is not None
+    return batch.batches.key_S(rule.scope)
 
 
 def on_wholes(
-    rule: Rule, given: Policies, advantage_T: Tensor, world: World = lambda given: given
+    rule: Rule, batch: Policies, advantage_T: Tensor, world: World = lambda batch: batch
 ) -> np.ndarray:
     """The decisions batch by batch, each with exactly its own rows, at the tokens' positions."""
     found_T = np.full(len(advantage_T), np.nan)
-    for key in np.unique(keys_of(rule, given)):
-        rows, place_T = taken(given, np.flatnonzero(keys_of(rule, given) == key).tolist())
+    for key in np.unique(keys_of(rule, batch)):
+        rows, place_T = taken(batch, np.flatnonzero(keys_of(rule, batch) == key).tolist())
         rows, rows_advantage_T = world(rows), like(world(rows), advantage_T[place_T])
         assert rows.batches is not None
         values_F = rule.settle(rule.collect(rows, rows_advantage_T))
@@ -97,97 +97,97 @@ def test_which_rules_look_at_batches() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_micro_batches_decide_as_the_whole(rule: Rule, world: World) -> None:
     """Decisions on parts: rows in another order, cut inside batches, gathered in a third order."""
-    given, advantage_T = keyed()
-    expected_T = on_wholes(rule, given, advantage_T, world)
+    batch, advantage_T = keyed()
+    expected_T = on_wholes(rule, batch, advantage_T, world)
     assert len(np.unique(expected_T)) > 1  # the rule decides something
     for seed, micro_batches in ((0, 1), (1, 4), (2, 17)):
         generator = np.random.default_rng(seed)
         parts = []
         for rows in np.array_split(generator.permutation(RESPONSES), micro_batches):
-            part, place_T = taken(given, rows.tolist())
+            part, place_T = taken(batch, rows.tolist())
             parts.append((world(part), like(world(part), advantage_T[place_T]), place_T.numpy()))
-        found = settled(rule, [parts[i][:2] for i in generator.permutation(len(parts))])
+        values = settled(rule, [parts[i][:2] for i in generator.permutation(len(parts))])
         for part, part_advantage_T, place_T in parts:
             assert part.batches is not None
-            part = replace(part, batches=part.batches.with_values({rule: found}))
+            part = replace(part, batches=part.batches.with_values({rule: values}))
             np.testing.assert_array_equal(answer(rule, part, part_advantage_T), expected_T[place_T])
 
 
 def test_a_part_alone_decides_differently() -> None:
     """Otherwise no first pass would be needed; `as_one_batch` makes one of exactly these tokens."""
-    given, advantage_T = keyed()
-    first, place_T = taken(given, list(range(10)))
+    batch, advantage_T = keyed()
+    first, place_T = taken(batch, list(range(10)))
     for rule in RULES:
-        whole_T = answer(rule, gathered(given, [rule], advantage_T), advantage_T)
+        whole_T = answer(rule, gathered(batch, [rule], advantage_T), advantage_T)
         alone = replace(first, batches=None)
         expected = rule.settle(rule.collect(alone, advantage_T[place_T]))
-        assert not np.array_equal(expected, rule.settle(rule.collect(given, advantage_T)))
+        assert not np.array_equal(expected, rule.settle(rule.collect(batch, advantage_T)))
         as_one = with_keys(alone, np.zeros(10, dtype=np.int64), np.zeros(10, dtype=np.int64))
         if "covariance_clip" not in rule.module.__name__:  # it draws by keys
             alone_T = answer(
                 rule, gathered(as_one, [rule], advantage_T[place_T]), advantage_T[place_T]
             )
-            seen = whole(alone, [rule], advantage_T[place_T])
-            np.testing.assert_array_equal(answer(rule, seen, advantage_T[place_T]), alone_T)
+            whole_batch = whole(alone, [rule], advantage_T[place_T])
+            np.testing.assert_array_equal(answer(rule, whole_batch, advantage_T[place_T]), alone_T)
     assert any(
-        (answer(rule, seen, advantage_T[place_T]) != whole_T[place_T.numpy()]).any()
+        (answer(rule, whole_batch, advantage_T[place_T]) != whole_T[place_T.numpy()]).any()
         for rule in RULES
-        for seen in [whole(alone, [rule], advantage_T[place_T])]
+        for whole_batch in [whole(alone, [rule], advantage_T[place_T])]
     )
 
 
 def test_an_algorithm_decides_by_what_its_rules_have_found() -> None:
-    given, advantage_T = keyed()
+    batch, advantage_T = keyed()
     for row in (*ROWS.values(), *MORE):
-        seen = gathered(given, row.batch_rules, advantage_T)
-        kept_T = keep_T(row, seen, advantage_T)
+        whole_batch = gathered(batch, row.batch_rules, advantage_T)
+        kept_T = keep_T(row, whole_batch, advantage_T)
         for rule in row.batch_rules:
             if isinstance(rule, Mask):
-                assert not kept_T[torch.from_numpy(on_wholes(rule, given, advantage_T)) == 0].any()
-        found_T = coefficient_T(row, seen, advantage_T)
-        other_T = coefficient_T(row, in_numpy(seen), advantage_T.numpy())
+                assert not kept_T[torch.from_numpy(on_wholes(rule, batch, advantage_T)) == 0].any()
+        found_T = coefficient_T(row, whole_batch, advantage_T)
+        other_T = coefficient_T(row, in_numpy(whole_batch), advantage_T.numpy())
         np.testing.assert_allclose(other_T, found_T.numpy(), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_batch_that_was_not_seen_is_an_error(name: str) -> None:
-    given, advantage_T = keyed()
-    assert given.batches is not None
+    batch, advantage_T = keyed()
+    assert batch.batches is not None
     for rule in ROWS[name].batch_rules:
-        missing = keys_of(rule, given)[0]
-        seen = np.flatnonzero(keys_of(rule, given) != missing).tolist()
-        part, place_T = taken(given, seen)
-        found = settled(rule, [(part, advantage_T[place_T])])
-        partly = given.batches.with_values({rule: found})
-        answer(rule, taken(replace(given, batches=partly), seen)[0], advantage_T[place_T])
+        missing = keys_of(rule, batch)[0]
+        others = np.flatnonzero(keys_of(rule, batch) != missing).tolist()
+        part, place_T = taken(batch, others)
+        values = settled(rule, [(part, advantage_T[place_T])])
+        partly = batch.batches.with_values({rule: values})
+        answer(rule, taken(replace(batch, batches=partly), others)[0], advantage_T[place_T])
         for batches in (
             partly,
-            given.batches,
-            given.batches.with_values({rule: BatchValues(found.key_B[:0], found.values_BF[:0])}),
+            batch.batches,
+            batch.batches.with_values({rule: BatchValues(values.key_B[:0], values.values_BF[:0])}),
             None,  # not taken for one batch
         ):
             with pytest.raises(FirstPassError, match="first pass"):
-                answer(rule, replace(given, batches=batches), advantage_T)
+                answer(rule, replace(batch, batches=batches), advantage_T)
 
 
 def test_found_values_by_key() -> None:
-    found = BatchValues(np.array([-5, 2, 9]), np.array([[1.0, 2], [3, 4], [5, 6]]))
-    assert found.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
-    assert len(found.of(np.array([], dtype=np.int64))) == 0
+    values = BatchValues(np.array([-5, 2, 9]), np.array([[1.0, 2], [3, 4], [5, 6]]))
+    assert values.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
+    assert len(values.of(np.array([], dtype=np.int64))) == 0
     for key in (-6, 0, 3, 10):
         with pytest.raises(FirstPassError, match="the first pass did not see"):
-            found.of(np.array([2, key]))
+            values.of(np.array([2, key]))
 
 
 def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
     """What is gathered must not be a view of a shard's column, whose memory would then stay."""
-    given = in_numpy(
+    batch = in_numpy(
         with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5)
     )
     gathering = FirstPass(ROWS["top-entropy"].batch_rules)
-    gathering.update(given, signs(len(given.trainer)).numpy())
+    gathering.update(batch, signs(len(batch.trainer)).numpy())
     (before,) = gathering.settle().values()
-    given.entropy_T[:] = 0.0
+    batch.entropy_T[:] = 0.0
     (after,) = gathering.settle().values()
     assert np.array_equal(before.values_BF, after.values_BF) and before.values_BF.any()
 
@@ -201,12 +201,10 @@ def rows(**changed: int) -> Batches:
 
 def test_what_makes_a_batch_and_a_group() -> None:
     """A batch has the same step, epoch and minibatch; a group the same step, epoch and prompt."""
-    differs = {
-        name: tuple(
-            key_S[0] != key_S[1] for key_S in (rows(**{name: 9}).batch_S, rows(**{name: 9}).group_S)
-        )
-        for name in ("step", "epoch", "minibatch", "prompt_id", "sample_index")
-    }
+    differs = {}
+    for name in ("step", "epoch", "minibatch", "prompt_id", "sample_index"):
+        batches = rows(**{name: 9})
+        differs[name] = tuple(len(set(key_S)) == 2 for key_S in (batches.batch_S, batches.group_S))
     assert differs == {
         "step": (True, True),
         "epoch": (True, True),
@@ -219,8 +217,8 @@ def test_what_makes_a_batch_and_a_group() -> None:
 
 def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
     """Independent of the other rows, their order, numpy or torch, and the policies."""
-    given, _ = keyed()
-    draw_T = given.compare(TRAINER_ROLLOUT).draw_T
+    batch, _ = keyed()
+    draw_T = batch.compare(TRAINER_ROLLOUT).draw_T
     assert draw_T.dtype == torch.float64 and draw_T.min() >= 0 and draw_T.max() < 1
     assert (
         len(draw_T.unique()) == len(draw_T)
@@ -228,7 +226,7 @@ def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
         and abs(draw_T.var() - 1 / 12) < 0.01
     )
     for responses in ([59, 3, 17], list(range(60))[::-1], [3]):
-        part, place_T = taken(given, responses)
+        part, place_T = taken(batch, responses)
         assert torch.equal(part.compare(TRAINER_ROLLOUT).draw_T, draw_T[place_T])
         numbers = in_numpy(part).compare(TRAINER_ROLLOUT).draw_T
         assert isinstance(numbers, np.ndarray) and np.array_equal(numbers, draw_T[place_T].numpy())
@@ -241,13 +239,13 @@ def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
 
 def test_draws_do_not_depend_on_the_cut() -> None:
     """The share of candidates that is dropped, by the smallest draws of the batch."""
-    given, advantage_T = keyed()
+    batch, advantage_T = keyed()
     rule = mask("covariance-clip", share=0.02, cov_low=0.1)
-    kept_T = answer(rule, gathered(given, [rule], advantage_T), advantage_T)
+    kept_T = answer(rule, gathered(batch, [rule], advantage_T), advantage_T)
     clipped_T = ~as_numpy(
-        mask("ratio-clip", ratio_low=0.2, ratio_high=0.2).decide(given, advantage_T).keep_T
+        mask("ratio-clip", ratio_low=0.2, ratio_high=0.2).decide(batch, advantage_T).keep_T
     )
-    batch_T = given.batches.batch_S[as_numpy(given.responses.response_T)]
+    batch_T = batch.batches.batch_S[as_numpy(batch.responses.response_T)]
     for key in np.unique(batch_T):
         of_T = batch_T == key
         assert (~kept_T & ~clipped_T & of_T).sum() == int(0.02 * of_T.sum())

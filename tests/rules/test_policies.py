@@ -31,14 +31,14 @@ def policies(trainer: torch.Tensor = TRAINER, topk: TopKLogProbs | None = None) 
 
 
 def test_ratios_of_the_three_pairs() -> None:
-    given = policies()
+    batch = policies()
     expected = {
         TRAINER_ROLLOUT: [0.5, 2, 1, 3],
         TRAINER_RECOMPUTED: [0.625, 4, 8 / 9, 1],
         ENGINE_GAP: [0.8, 0.5, 1.125, 3],
     }
     for ratio, numbers in expected.items():
-        compared = given.compare(ratio)
+        compared = batch.compare(ratio)
         assert compared.ratio_T.tolist() == pytest.approx(numbers)
         assert compared.ratio_less_1_T.tolist() == pytest.approx(
             [x - 1 for x in numbers], abs=1e-14
@@ -74,15 +74,15 @@ def test_sums_over_a_response_are_exact_in_float32() -> None:
     rollout = torch.zeros(100_001)
     trainer = torch.full_like(rollout, -1e-5)
     trainer[0] = -1000
-    given = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
-    total = given.compare(TRAINER_ROLLOUT).level_log_ratio_T("product")
+    batch = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
+    total = batch.compare(TRAINER_ROLLOUT).level_log_ratio_T("product")
     assert total.dtype == F64 and total[0].item() == pytest.approx(-1001, abs=1e-5)
 
 
 def test_responses_of_tokens() -> None:
-    given = policies()
-    assert given.responses.length_S.tolist() == [3, 0, 1]
-    assert given.responses.response_T.tolist() == [0, 0, 0, 2]
+    batch = policies()
+    assert batch.responses.length_S.tolist() == [3, 0, 1]
+    assert batch.responses.response_T.tolist() == [0, 0, 0, 2]
     empty = torch.zeros(0)
     nothing = Policies(empty, empty, None, torch.tensor([0]))
     assert nothing.responses.length_S.tolist() == nothing.responses.response_T.tolist() == []
@@ -90,12 +90,12 @@ def test_responses_of_tokens() -> None:
 
 
 def test_nothing_is_computed_twice() -> None:
-    given = policies()
-    compared = given.compare(TRAINER_ROLLOUT)
+    batch = policies()
+    compared = batch.compare(TRAINER_ROLLOUT)
     # The level is an argument of its methods
-    assert given.compare(Ratio("trainer", "rollout", "mean")) is compared
-    assert given.compare(ENGINE_GAP) is not compared
-    assert compared.binary_kl_T is given.compare(TRAINER_ROLLOUT).binary_kl_T
+    assert batch.compare(Ratio("trainer", "rollout", "mean")) is compared
+    assert batch.compare(ENGINE_GAP) is not compared
+    assert compared.binary_kl_T is batch.compare(TRAINER_ROLLOUT).binary_kl_T
     other = policies()
     assert other.compare(TRAINER_ROLLOUT) is not compared
 
@@ -159,17 +159,17 @@ def columns(k: int = 2) -> TopKLogProbs:
 
 
 def test_top_k_of_each_pair_by_hand() -> None:
-    given = policies(topk=columns())
-    tv_T, kl_T = given.compare(TRAINER_ROLLOUT).topk(2)
+    batch = policies(topk=columns())
+    tv_T, kl_T = batch.compare(TRAINER_ROLLOUT).topk(2)
     # |.25| + |.2| + |.05| other;  |.2| + |.2| + 0;  0;  |.2| + |.1| + |.2| sampled + |.1| others
     assert tv_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.3])
     assert kl_T[1].item() == pytest.approx(0.6 * math.log(0.6 / 0.4) + 0.2 * math.log(0.2 / 0.4))
-    tv_T, _ = given.compare(ENGINE_GAP).topk(2)
+    tv_T, _ = batch.compare(ENGINE_GAP).topk(2)
     assert tv_T.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.2])
     # The second id joins the others, not the sampled one
-    first_T, _ = given.compare(TRAINER_ROLLOUT).topk(1)
+    first_T, _ = batch.compare(TRAINER_ROLLOUT).topk(1)
     assert first_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])
-    replaced_T, _ = given.compare(TRAINER_ROLLOUT).topk(2, replace_last=True)
+    replaced_T, _ = batch.compare(TRAINER_ROLLOUT).topk(2, replace_last=True)
     # Of the last token, .2 + .2 sampled and 0 others
     assert replaced_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])
 

@@ -45,13 +45,13 @@ def each(
 
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_positions_of_tokens(as_array: Callable[[np.ndarray], Array]) -> None:
-    asked = responses(LENGTHS, as_array)
-    assert asked.length_S.tolist() == LENGTHS
-    assert asked.response_T.tolist() == [
+    layout = responses(LENGTHS, as_array)
+    assert layout.length_S.tolist() == LENGTHS
+    assert layout.response_T.tolist() == [
         s for s, length in enumerate(LENGTHS) for _ in range(length)
     ]
-    assert asked.position_T.tolist() == [t for length in LENGTHS for t in range(length)]
-    assert asked.per_token(10 * asked.length_S).tolist() == [
+    assert layout.position_T.tolist() == [t for length in LENGTHS for t in range(length)]
+    assert layout.per_token(10 * layout.length_S).tolist() == [
         10 * n for n in LENGTHS for _ in range(n)
     ]
 
@@ -60,45 +60,45 @@ def test_positions_of_tokens(as_array: Callable[[np.ndarray], Array]) -> None:
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_reductions(as_array: Callable[[np.ndarray], Array], dtype: type) -> None:
     """Sums and means in float64, extremes in the dtype of the column."""
-    asked, parts = responses(LENGTHS, as_array), drawn(dtype)
+    layout, parts = responses(LENGTHS, as_array), drawn(dtype)
     x_T = as_array(np.concatenate(parts))
     exact = [part.astype(np.float64) for part in parts]
-    for found, expected in (
-        (asked.sum(x_T), each(exact, np.sum)),
-        (asked.mean(x_T), each(exact, np.mean)),
+    for values, expected in (
+        (layout.sum(x_T), each(exact, np.sum)),
+        (layout.mean(x_T), each(exact, np.mean)),
     ):
-        assert np.asarray(found).dtype == np.float64
-        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-13, atol=1e-13)
-    for found, expected in (
-        (asked.largest(x_T), each(parts, np.max)),
-        (asked.smallest(x_T), each(parts, np.min)),
+        assert np.asarray(values).dtype == np.float64
+        np.testing.assert_allclose(np.asarray(values), expected, rtol=1e-13, atol=1e-13)
+    for values, expected in (
+        (layout.largest(x_T), each(parts, np.max)),
+        (layout.smallest(x_T), each(parts, np.min)),
     ):
-        assert np.asarray(found).dtype == dtype and np.asarray(found).tolist() == expected
+        assert np.asarray(values).dtype == dtype and np.asarray(values).tolist() == expected
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_quantiles(as_array: Callable[[np.ndarray], Array], share: float) -> None:
     """Linear interpolation as in numpy and torch, also with equal values."""
-    asked = responses(LENGTHS, as_array)
+    layout = responses(LENGTHS, as_array)
     for parts in (drawn(), [np.round(part) for part in drawn()]):
-        found = asked.quantile(as_array(np.concatenate(parts)), share)
+        values = layout.quantile(as_array(np.concatenate(parts)), share)
         expected = each(parts, lambda part: float(np.quantile(part, share)))
-        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(np.asarray(values), expected, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_scans(as_array: Callable[[np.ndarray], Array], dtype: type) -> None:
-    asked, parts = responses(LENGTHS, as_array), drawn(dtype)
+    layout, parts = responses(LENGTHS, as_array), drawn(dtype)
     x_T = as_array(np.concatenate(parts))
     before = np.asarray(x_T).copy()
     sums = np.concatenate([np.cumsum(part.astype(np.float64)) for part in parts])
-    assert np.asarray(asked.running_sum(x_T)).dtype == np.float64
-    np.testing.assert_allclose(np.asarray(asked.running_sum(x_T)), sums, rtol=1e-13, atol=1e-13)
+    assert np.asarray(layout.running_sum(x_T)).dtype == np.float64
+    np.testing.assert_allclose(np.asarray(layout.running_sum(x_T)), sums, rtol=1e-13, atol=1e-13)
     smallest = np.concatenate([np.minimum.accumulate(part) for part in parts])
-    assert np.asarray(asked.running_smallest(x_T)).dtype == dtype
-    np.testing.assert_array_equal(np.asarray(asked.running_smallest(x_T)), smallest)
+    assert np.asarray(layout.running_smallest(x_T)).dtype == dtype
+    np.testing.assert_array_equal(np.asarray(layout.running_smallest(x_T)), smallest)
     np.testing.assert_array_equal(np.asarray(x_T), before)
 
 
@@ -113,11 +113,11 @@ def moved(part: np.ndarray, tokens: int, fill: float) -> list[float]:
 def test_ahead_and_behind(as_array: Callable[[np.ndarray], Array], tokens: int) -> None:
     """Never from another response, even if the offset is as long as all tokens."""
     assert sum(LENGTHS) == 110
-    asked, parts = responses(LENGTHS, as_array), drawn()
+    layout, parts = responses(LENGTHS, as_array), drawn()
     x_T = as_array(np.concatenate(parts))
-    for function, step in ((asked.ahead, tokens), (asked.behind, -tokens)):
-        found = function(x_T, tokens, -3.0)
-        assert np.asarray(found).tolist() == [x for part in parts for x in moved(part, step, -3.0)]
+    for function, step in ((layout.ahead, tokens), (layout.behind, -tokens)):
+        values = function(x_T, tokens, -3.0)
+        assert np.asarray(values).tolist() == [x for part in parts for x in moved(part, step, -3.0)]
 
 
 @pytest.mark.parametrize("as_array", WORLDS)
@@ -125,33 +125,33 @@ def test_an_infinity_stays_in_its_response(as_array: Callable[[np.ndarray], Arra
     """∞ − ∞ of a neighbour would be NaN: finite responses give the same numbers as among finite
     ones.
     """
-    asked = responses(LENGTHS, as_array)
+    layout = responses(LENGTHS, as_array)
     finite_S = np.array([i % 2 == 0 for i in range(len(LENGTHS))])
     finite_T = np.repeat(finite_S, LENGTHS)
     with np.errstate(invalid="ignore"):
-        for kept, function in (
-            (finite_S, asked.sum),
-            (finite_S, asked.mean),
-            (finite_S, asked.largest),
-            (finite_S, asked.smallest),
-            (finite_S, lambda x_T: asked.quantile(x_T, 0.9)),
-            (finite_T, asked.running_sum),
-            (finite_T, asked.running_smallest),
-            (finite_T, lambda x_T: asked.ahead(x_T, 1, 0.0)),
-            (finite_T, lambda x_T: asked.behind(x_T, 1, 0.0)),
+        for where_S, function in (
+            (finite_S, layout.sum),
+            (finite_S, layout.mean),
+            (finite_S, layout.largest),
+            (finite_S, layout.smallest),
+            (finite_S, lambda x_T: layout.quantile(x_T, 0.9)),
+            (finite_T, layout.running_sum),
+            (finite_T, layout.running_smallest),
+            (finite_T, lambda x_T: layout.ahead(x_T, 1, 0.0)),
+            (finite_T, lambda x_T: layout.behind(x_T, 1, 0.0)),
         ):
-            found, expected = (
+            values, expected = (
                 np.asarray(function(as_array(np.concatenate(parts))))
                 for parts in (infinite(), drawn())
             )
-            np.testing.assert_array_equal(found[kept], expected[kept])
+            np.testing.assert_array_equal(values[where_S], expected[where_S])
         parts = infinite()
         x_T = as_array(np.concatenate(parts))
-        assert np.asarray(asked.smallest(x_T)).tolist() == each(parts, np.min)
-        assert np.asarray(asked.largest(x_T)).tolist() == each(parts, np.max)
+        assert np.asarray(layout.smallest(x_T)).tolist() == each(parts, np.min)
+        assert np.asarray(layout.largest(x_T)).tolist() == each(parts, np.max)
         for function, alone in (
-            (asked.running_sum, np.cumsum),
-            (asked.running_smallest, np.minimum.accumulate),
+            (layout.running_sum, np.cumsum),
+            (layout.running_smallest, np.minimum.accumulate),
         ):
             np.testing.assert_allclose(
                 np.asarray(function(x_T)),
@@ -164,20 +164,20 @@ def test_an_infinity_stays_in_its_response(as_array: Callable[[np.ndarray], Arra
 @pytest.mark.parametrize("lengths", EMPTY, ids=str)
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_no_tokens(as_array: Callable[[np.ndarray], Array], lengths: list[int]) -> None:
-    asked, none_T = responses(lengths, as_array), as_array(np.zeros(0))
-    for found in (
-        asked.sum(none_T),
-        asked.mean(none_T),
-        asked.largest(none_T),
-        asked.smallest(none_T),
-        asked.quantile(none_T, 0.9),
+    layout, none_T = responses(lengths, as_array), as_array(np.zeros(0))
+    for empty in (
+        layout.sum(none_T),
+        layout.mean(none_T),
+        layout.largest(none_T),
+        layout.smallest(none_T),
+        layout.quantile(none_T, 0.9),
     ):
-        assert np.asarray(found).tolist() == [0.0] * len(lengths)
-    for found in (
-        asked.running_sum(none_T),
-        asked.running_smallest(none_T),
-        asked.ahead(none_T, 1, 0.0),
-        asked.behind(none_T, 1, 0.0),
-        asked.position_T,
+        assert np.asarray(empty).tolist() == [0.0] * len(lengths)
+    for empty in (
+        layout.running_sum(none_T),
+        layout.running_smallest(none_T),
+        layout.ahead(none_T, 1, 0.0),
+        layout.behind(none_T, 1, 0.0),
+        layout.position_T,
     ):
-        assert len(found) == 0
+        assert len(empty) == 0

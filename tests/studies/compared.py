@@ -28,7 +28,10 @@ FLOAT32 = bundled("traces") / "float32"
 
 def rows_of(folder: Path) -> list[Row]:
     """The responses of a trace as dicts, in file order."""
-    return [row for table in Trace.open(folder).tables() for row in table.to_pylist()]
+    rows: list[Row] = []
+    for table in Trace.open(folder).tables():
+        rows += table.to_pylist()
+    return rows
 
 
 def write_rows(
@@ -43,8 +46,10 @@ def write_rows(
     of another.
     """
     folder.mkdir(parents=True)
+    names = set().union(*rows)
     schema = next(Trace.open(like).tables()).schema
-    schema = pa.schema([field for field in schema if any(field.name in row for row in rows)])
+    # A column that no row has is left out, as in an import
+    schema = pa.schema([field for field in schema if field.name in names])
     for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
         table = pa.Table.from_pylist([rows[i] for i in part], schema=schema)
         write_shard(shard_path(folder, number), table)
@@ -57,7 +62,7 @@ def write_rows(
 
 def changed_trace(folder: Path, source: Path, change: Callable[[Row], Row]) -> Path:
     """A copy of a trace in which each row is changed."""
-    return write_rows(folder, [change(row) for row in rows_of(source)], source)
+    return write_rows(folder, list(map(change, rows_of(source))), source)
 
 
 def without_columns(row: Row, *beginnings: str) -> Row:
@@ -82,12 +87,10 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[Row])
     rng = np.random.default_rng(0)
     rows = []
     for row in float32_rows:
-        logp = (
-            np.array(row["logp_trainer"], dtype=np.float32)
-            - 0.02
-            + 0.01 * rng.normal(size=len(row["logp_trainer"]))
-        )
+        own = np.array(row["logp_trainer"], dtype=np.float32)
+        logp = own - 0.02 + 0.01 * rng.normal(size=len(own))
         rows.append(row | {"logp_trainer": np.minimum(logp, 0).astype(np.float32).tolist()})
+    # Pairs must be made by key, in whatever order the rows are
     order = rng.permutation(len(rows))
     folder = tmp_path_factory.mktemp("perturbed") / "trace"
     return write_rows(folder, [rows[i] for i in order], FLOAT32, shards=3, manifest=_newer_torch)
@@ -99,7 +102,7 @@ def _newer_torch(manifest: Row) -> None:
 
 @pytest.fixture(scope="session")
 def traces(perturbed: Path) -> list[Trace]:
-    return [Trace.open(path) for path in (FLOAT32, perturbed, bundled("traces/fp8-kv"))]
+    return list(map(Trace.open, (FLOAT32, perturbed, bundled("traces/fp8-kv"))))
 
 
 @pytest.fixture(scope="session")

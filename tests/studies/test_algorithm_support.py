@@ -93,9 +93,9 @@ def test_fewer_ranks_than_requested(tmp_path):
     reason = support.skipped["dppo-topk-tv"]
     assert "needs the top 20 log-probs" in reason and "the trace has the top 5" in reason
     assert "dppo-topk-tv:k=5" in reason
-    asked = parse_algorithm("dppo-topk-tv:k=5")
-    judged = support_of(tmp_path / "again", world(0, 6, top_k=5), algorithms=(asked,))
-    assert judged.judged == (asked,) and judged.needs.top_k == 5
+    algorithm = parse_algorithm("dppo-topk-tv:k=5")
+    judged = support_of(tmp_path / "again", world(0, 6, top_k=5), algorithms=(algorithm,))
+    assert judged.judged == (algorithm,) and judged.needs.top_k == 5
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -190,8 +190,8 @@ def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
         assert set(support.skipped) == ON_BATCHES and support.has.batches is False
         assert all("a column minibatch" in reason for reason in support.skipped.values())
-    known = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
-    assert known.skipped == {} and known.has.batches is True
+    with_steps = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
+    assert with_steps.skipped == {} and with_steps.has.batches is True
 
 
 def test_whole_batches_need_advantages(tmp_path):
@@ -203,11 +203,15 @@ def test_whole_batches_need_advantages(tmp_path):
 
 
 def test_algorithms_that_need_entropy_or_averages(tmp_path):
-    asked = parse_algorithm("top-entropy"), parse_algorithm("ppo-ewma"), parse_algorithm("pg-is")
-    support = support_of(tmp_path, algorithms=asked)
+    algorithms = (
+        parse_algorithm("top-entropy"),
+        parse_algorithm("ppo-ewma"),
+        parse_algorithm("pg-is"),
+    )
+    support = support_of(tmp_path, algorithms=algorithms)
     assert [a.name for a in support.judged] == ["top-entropy", "pg-is"] and support.needs.entropy
     assert "with average_decay" in support.skipped["ppo-ewma"]
-    without_it = support_of(tmp_path / "again", algorithms=asked, without=("entropy_trainer",))
+    without_it = support_of(tmp_path / "again", algorithms=algorithms, without=("entropy_trainer",))
     assert "rescore" in without_it.skipped["top-entropy"] and not without_it.needs.entropy
 
 

@@ -47,7 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture(scope="module")
-def found(trace) -> dict[str, Any]:
+def result(trace) -> dict[str, Any]:
     return analyse_clipping([trace], ALL, theory=True, arguments=["--theory"]).to_json()
 
 
@@ -57,11 +57,11 @@ def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
     summary = ClippingSummary(parts[0].question)
     for part in parts:
         summary.merge(part)
-    found: dict[str, Any] = to_json(summary.result(50))
-    return found
+    result: dict[str, Any] = to_json(summary.result(50))
+    return result
 
 
-def test_the_numbers_are_those_of_the_accumulators(found):
+def test_the_numbers_are_those_of_the_accumulators(result):
     """To the bit."""
     expected = json.loads(
         json.dumps(merged_result(*(world(seed, 24) for seed in SEEDS), theory=True))
@@ -69,28 +69,28 @@ def test_the_numbers_are_those_of_the_accumulators(found):
     for key, value in expected.items():
         if key == "algorithms":
             continue
-        assert found[key] == value, key
-    for row, same in zip(found["algorithms"], expected["algorithms"], strict=True):
+        assert result[key] == value, key
+    for row, same in zip(result["algorithms"], expected["algorithms"], strict=True):
         for key, value in same.items():
             assert key == "blocked_tokens" or row[key] == value, key
 
 
-def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
-    text = json.dumps(found, allow_nan=False)
-    assert json.loads(text) == found
+def test_the_documented_keys_exist_and_the_json_is_valid(result, trace):
+    text = json.dumps(result, allow_nan=False)
+    assert json.loads(text) == result
     documented = [
         line.split("|")[1]
         for line in PAGE.read_text(encoding="utf-8").splitlines()
         if line.startswith("| `")
     ]
     keys = {key.strip().strip("`") for cell in documented for key in cell.split(",")}
-    assert set(found) <= keys
-    assert set(found["algorithms"][0]) <= keys and set(found["bad_updates"]) <= keys
-    assert (found["format"], found["version"]) == ("mismatch-cli clipstats", 1)
-    assert found["traces"] == [shorten_paths(str(trace.folder))] and found["arguments"] == [
+    assert set(result) <= keys
+    assert set(result["algorithms"][0]) <= keys and set(result["bad_updates"]) <= keys
+    assert (result["format"], result["version"]) == ("mismatch-cli clipstats", 1)
+    assert result["traces"] == [shorten_paths(str(trace.folder))] and result["arguments"] == [
         "--theory"
     ]
-    assert found["skipped"] == []
+    assert result["skipped"] == []
     has = {
         "advantages": True,
         "rewards": True,
@@ -99,13 +99,13 @@ def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
         "top_k": 20,
         "recomputed": "measured",
     }
-    assert found["has"].items() >= has.items()
+    assert result["has"].items() >= has.items()
 
 
-def test_blocked_tokens_have_their_text_and_kind(found):
-    rows = [r for a in found["algorithms"] for rows in a["blocked_tokens"].values() for r in rows]
-    known = [row for row in rows if row["token_id"] < len(TEXTS)]
-    assert known and len(known) < len(rows)
+def test_blocked_tokens_have_their_text_and_kind(result):
+    rows = [r for a in result["algorithms"] for rows in a["blocked_tokens"].values() for r in rows]
+    with_text = [row for row in rows if row["token_id"] < len(TEXTS)]
+    assert with_text and len(with_text) < len(rows)
     for row in rows:
         expected = (
             TEXTS[row["token_id"]].decode()
@@ -115,11 +115,11 @@ def test_blocked_tokens_have_their_text_and_kind(found):
         assert row["text"] == expected and row["class"] == token_class(expected)
 
 
-def test_two_workers_give_the_same_bits(found, trace):
+def test_two_workers_give_the_same_bits(result, trace):
     analysis = analyse_clipping(
         [trace], ALL, theory=True, workers=Workers(2), arguments=["--theory"]
     )
-    assert json.dumps(analysis.to_json()) == json.dumps(found)
+    assert json.dumps(analysis.to_json()) == json.dumps(result)
 
 
 @pytest.mark.parametrize("without", [(), ("advantage", "reward")], ids=["whole", "no advantages"])
@@ -134,9 +134,9 @@ def test_a_stored_result_is_read_as_it_was_written(tmp_path, without):
 
 
 def test_progress_counts_every_response(trace):
-    seen: list[int] = []
-    analyse_clipping([trace], ALL[:3], on_responses=seen.append)
-    assert seen == [24] * len(SEEDS)
+    counts: list[int] = []
+    analyse_clipping([trace], ALL[:3], on_responses=counts.append)
+    assert counts == [24] * len(SEEDS)
 
 
 def test_two_traces_are_one_measurement(tmp_path, trace):
@@ -158,11 +158,11 @@ def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
     trace = write_trace(
         tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T")
     )
-    found = analyse_clipping([trace], ALL).to_json()
-    assert found["counts"] == result_of(world(0, 30))["counts"] | {
+    result = analyse_clipping([trace], ALL).to_json()
+    assert result["counts"] == result_of(world(0, 30))["counts"] | {
         "lacking": {"logp_recomputed": 12}
     }
-    assert found["about"]["unscored_responses"] == 0  # the trainer did score them
+    assert result["about"]["unscored_responses"] == 0  # the trainer did score them
     clip = (parse_algorithm("grpo-clip-higher"),)
     plain = analyse_clipping([trace], clip).to_json()
     assert (
@@ -171,28 +171,28 @@ def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
     )
     assert (
         plain["counts"]["lacking"] == {}
-        and plain["counts"]["responses"] > found["counts"]["responses"]
+        and plain["counts"]["responses"] > result["counts"]["responses"]
     )
 
 
 def test_a_shard_that_was_never_scored_is_counted_as_such(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_trainer_T"))
-    found = analyse_clipping([trace], ALL).to_json()
-    assert found["about"]["unscored_responses"] == 12 and found["counts"]["lacking"] == {
+    result = analyse_clipping([trace], ALL).to_json()
+    assert result["about"]["unscored_responses"] == 12 and result["counts"]["lacking"] == {
         "logp_trainer": 12
     }
-    assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
+    assert result["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
 
 
 def test_a_shard_without_full_divergences_is_judged_like_the_others(tmp_path):
     lacking = without(world(1, 12), "tv_full_T", "kl_full_T")
     trace = write_trace(tmp_path / "trace", world(0, 30), lacking)
-    found = analyse_clipping([trace], ALL, theory=True).to_json()
+    result = analyse_clipping([trace], ALL, theory=True).to_json()
     expected = json.loads(json.dumps(merged_result(world(0, 30), lacking)))
-    assert found["has"]["full"] is True and found["approximation"]["truth"] == "full"
-    assert found["counts"] == expected["counts"] and found["counts"]["lacking"] == {}
-    assert found["approximation"] == expected["approximation"]
-    assert "binary TV" in found["theory"]["tv_max_of"]
+    assert result["has"]["full"] is True and result["approximation"]["truth"] == "full"
+    assert result["counts"] == expected["counts"] and result["counts"]["lacking"] == {}
+    assert result["approximation"] == expected["approximation"]
+    assert "binary TV" in result["theory"]["tv_max_of"]
 
 
 def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
@@ -201,16 +201,18 @@ def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
     traces = [
         write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
     ]
-    asked = (parse_algorithm("dppo-topk-tv:k=5"), parse_algorithm("dppo-topk-kl:k=5"))
-    found = analyse_clipping(traces, asked).to_json()
+    algorithms = (parse_algorithm("dppo-topk-tv:k=5"), parse_algorithm("dppo-topk-kl:k=5"))
+    result = analyse_clipping(traces, algorithms).to_json()
     needs = Needs(advantages=True, recomputed=False, top_k=5, full=True)
     same = json.loads(
-        json.dumps(merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=asked))
+        json.dumps(
+            merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=algorithms)
+        )
     )
-    for row, expected in zip(found["algorithms"], same["algorithms"], strict=True):
+    for row, expected in zip(result["algorithms"], same["algorithms"], strict=True):
         assert row["blocked"] == expected["blocked"] and row["blocked"]["all"]["value"] > 0
     for part in ("counts", "sweeps", "approximation"):
-        assert found[part] == same[part], part
+        assert result[part] == same[part], part
 
 
 def test_no_token_has_what_all_algorithms_need(tmp_path):
@@ -238,20 +240,23 @@ def test_no_token_has_what_all_algorithms_need(tmp_path):
 
 def test_without_advantages_both_signs_are_asked(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
-    found = analyse_clipping([trace], ALL).to_json()
-    counts = found["counts"]
+    result = analyse_clipping([trace], ALL).to_json()
+    counts = result["counts"]
     assert (
         counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
     )
-    assert found["equivalents"] == []
-    for rows in (found["bad_updates"]["by_step"], *(row["by_step"] for row in found["algorithms"])):
+    assert result["equivalents"] == []
+    for rows in (
+        result["bad_updates"]["by_step"],
+        *(row["by_step"] for row in result["algorithms"]),
+    ):
         assert sum(row["tokens"] for row in rows) == counts["tokens"]
-    for path, estimate in estimates_in(found["algorithms"]).items():
+    for path, estimate in estimates_in(result["algorithms"]).items():
         if path.endswith("/all"):
             assert estimate["value"] is None and estimate["note"], path
-    row = next(row for row in found["algorithms"] if row["name"] == "grpo-clip-higher")
+    row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
     assert row["blocked"]["positive"]["value"] > 0 and row["blocked"]["negative"]["value"] > 0
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
 def test_equal_weights(tmp_path):
@@ -264,11 +269,11 @@ def test_equal_weights(tmp_path):
         without=("logp_recomputed", "topk_logp_recomputed"),
         equal_weights=True,
     )
-    found = analyse_clipping([trace], ALL).to_json()
-    names = {row["name"] for row in found["algorithms"]}
+    result = analyse_clipping([trace], ALL).to_json()
+    names = {row["name"] for row in result["algorithms"]}
     assert names >= {"grpo-clip-higher", "ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
-    assert {row["algorithm"] for row in found["skipped"]} == {a.name for a in ALL} - names
-    icepop = next(row for row in found["algorithms"] if row["name"] == "ppo-icepop")
+    assert {row["algorithm"] for row in result["skipped"]} == {a.name for a in ALL} - names
+    icepop = next(row for row in result["algorithms"] if row["name"] == "ppo-icepop")
     batch = world(0, 40)
     expected = result_of(
         replace(
@@ -283,8 +288,8 @@ def test_equal_weights(tmp_path):
 
 def test_theory_without_rewards(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("reward",))
-    found = analyse_clipping([trace], ALL[:3], theory=True).to_json()
-    assert found["theory"] is None and found["has"]["rewards"] is False
+    result = analyse_clipping([trace], ALL[:3], theory=True).to_json()
+    assert result["theory"] is None and result["has"]["rewards"] is False
 
 
 def test_the_same_seed_twice_would_count_twice(tmp_path, trace):
@@ -332,17 +337,17 @@ def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     single = replace(
         batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens)
     )
-    found = analyse_clipping(
+    result = analyse_clipping(
         [write_trace(tmp_path / "one" / "trace", single)], ALL, theory=True
     ).to_json()
-    assert found["counts"]["tokens"] == 1
-    json.dumps(found, allow_nan=False)
+    assert result["counts"]["tokens"] == 1
+    json.dumps(result, allow_nan=False)
     masked = replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool))
-    found = analyse_clipping(
+    result = analyse_clipping(
         [write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True
     ).to_json()
-    assert found["counts"]["tokens"] == 0
-    json.dumps(found, allow_nan=False)
+    assert result["counts"]["tokens"] == 0
+    json.dumps(result, allow_nan=False)
 
 
 def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):

@@ -21,7 +21,7 @@ from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
-from tests.studies.compared import FLOAT32, Row, shifted, write_rows
+from tests.studies.compared import FLOAT32, Row, rows_of, shifted, write_rows
 
 PAGE = DOCS / "json" / "compare.md"
 
@@ -51,41 +51,31 @@ def test_a_known_difference_is_within_its_interval(result):
 
 
 def test_on_the_same_tokens_the_policies_are_compared_directly(result):
-    found = result["comparisons"][0]["on_tokens"]
+    on_tokens = result["comparisons"][0]["on_tokens"]
     assert (
         result["comparisons"][0]["pairing"] == "tokens"
         and result["comparisons"][1]["on_tokens"] is None
     )
     assert (
-        found["tokens"] == result["traces"][0]["summary"]["counts"]["tokens"]
-        and found["masked_in_one"] == 0
+        on_tokens["tokens"] == result["traces"][0]["summary"]["counts"]["tokens"]
+        and on_tokens["masked_in_one"] == 0
     )
-    assert holds(found["current"]["d_mean"], -0.02)
-    assert found["reference"]["abs_d_max"]["value"] == 0
-    assert found["clip_flips"]["value"] == 0
+    assert holds(on_tokens["current"]["d_mean"], -0.02)
+    assert on_tokens["reference"]["abs_d_max"]["value"] == 0
+    assert on_tokens["clip_flips"]["value"] == 0
 
 
 def test_tokens_match_their_partners_in_any_order(result, float32_rows, perturbed):
     """The largest difference of a token, from the rows themselves."""
-    key = ("prompt_id", "sample_index")
-    other = {
-        tuple(row[k] for k in key): row
-        for table in Trace.open(perturbed).tables()
-        for row in table.to_pylist()
-    }
-    gaps = [
-        np.abs(
-            np.subtract(
-                other[tuple(row[k] for k in key)]["logp_trainer"],
-                row["logp_trainer"],
-                dtype=np.float32,
-            )
-        )
-        for row in float32_rows
-    ]
+    partners = {(row["prompt_id"], row["sample_index"]): row for row in rows_of(perturbed)}
+    gaps = []
+    for row in float32_rows:
+        partner = partners[row["prompt_id"], row["sample_index"]]
+        gaps.append(np.subtract(partner["logp_trainer"], row["logp_trainer"], dtype=np.float32))
+    gap_T = np.abs(np.concatenate(gaps))
     current = result["comparisons"][0]["on_tokens"]["current"]
-    assert current["abs_d_max"]["value"] == pytest.approx(np.concatenate(gaps).max(), rel=1e-6)
-    assert current["abs_d_mean"]["value"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+    assert current["abs_d_max"]["value"] == pytest.approx(gap_T.max(), rel=1e-6)
+    assert current["abs_d_mean"]["value"] == pytest.approx(gap_T.mean(), rel=1e-5)
 
 
 def test_the_numbers_equal_the_reports(result, traces):
@@ -94,8 +84,8 @@ def test_the_numbers_equal_the_reports(result, traces):
         expected = analyse_mismatch([trace], 0).to_json()["pairs"]["mismatch"]
         assert side["summary"]["counts"] == expected["counts"]
         for key, estimate in expected["metrics"].items():
-            found = side["summary"]["metrics"][key]["value"]
-            assert found == estimate["value"] or found == pytest.approx(
+            value = side["summary"]["metrics"][key]["value"]
+            assert value == estimate["value"] or value == pytest.approx(
                 estimate["value"], rel=1e-9
             ), key
 
@@ -106,7 +96,7 @@ def test_a_trace_compared_with_itself_has_no_differences(folder, tmp_path):
     assert comparison["pairing"] == "tokens" and comparison["settings"] == []
     assert (comparison["tested"], comparison["more_than_noise"]) == (0, 0)
     assert all(
-        found["difference"]["value"] in (0, None) for found in comparison["metrics"].values()
+        metric["difference"]["value"] in (0, None) for metric in comparison["metrics"].values()
     )
     for policy in ("current", "reference"):
         assert comparison["on_tokens"][policy]["abs_d_max"]["value"] == 0
@@ -130,14 +120,14 @@ def test_responses_in_only_one_trace_are_left_out_and_counted(tmp_path, float32_
         *float32_rows[:60],
         *(row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows[60:]),
     ]
-    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    result = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     palindromes = sum(row["response_ids"] == row["response_ids"][::-1] for row in float32_rows[60:])
-    assert [side["compared_responses"] for side in found["traces"]] == [60 + palindromes] * 2
-    assert [side["responses"] for side in found["traces"]] == [96, 96]
-    assert found["comparisons"][0]["shared_responses"] == 60 + palindromes
+    assert [side["compared_responses"] for side in result["traces"]] == [60 + palindromes] * 2
+    assert [side["responses"] for side in result["traces"]] == [96, 96]
+    assert result["comparisons"][0]["shared_responses"] == 60 + palindromes
     assert all(
-        found["difference"]["value"] in (0, None)
-        for found in found["comparisons"][0]["metrics"].values()
+        metric["difference"]["value"] in (0, None)
+        for metric in result["comparisons"][0]["metrics"].values()
     )
 
 
@@ -150,30 +140,26 @@ def test_prompts_in_only_one_trace_are_left_out(tmp_path, float32_rows):
         for row in float32_rows
         if row["prompt_id"] < 16
     ]
-    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    result = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     assert (
-        found["comparisons"][0]["pairing"] == "prompts"
-        and found["comparisons"][0]["shared_prompts"] == 16
+        result["comparisons"][0]["pairing"] == "prompts"
+        and result["comparisons"][0]["shared_prompts"] == 16
     )
-    assert [side["compared_responses"] for side in found["traces"]] == [64, 64]
+    assert [side["compared_responses"] for side in result["traces"]] == [64, 64]
 
 
 def test_different_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
-    halves = [
-        write_rows(
-            tmp_path / name,
-            [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")],
-            FLOAT32,
-        )
-        for name in "ab"
-    ]
-    found = compared(*halves)
-    assert (
-        found["comparisons"][0]["pairing"] == "none"
-        and found["comparisons"][0]["on_tokens"] is None
+    first = [row for row in float32_rows if row["prompt_id"] < 12]
+    second = [row for row in float32_rows if row["prompt_id"] >= 12]
+    result = compared(
+        write_rows(tmp_path / "a", first, FLOAT32), write_rows(tmp_path / "b", second, FLOAT32)
     )
-    assert [side["compared_responses"] for side in found["traces"]] == [48, 48]
-    assert found["comparisons"][0]["tested"] > 20
+    assert (
+        result["comparisons"][0]["pairing"] == "none"
+        and result["comparisons"][0]["on_tokens"] is None
+    )
+    assert [side["compared_responses"] for side in result["traces"]] == [48, 48]
+    assert result["comparisons"][0]["tested"] > 20
 
 
 def test_masks_and_columns_that_differ(tmp_path, float32_rows):
@@ -183,10 +169,10 @@ def test_masks_and_columns_that_differ(tmp_path, float32_rows):
         rows.append(
             {k: v for k, v in row.items() if not k.startswith("topk")} | {"loss_mask": mask}
         )
-    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
-    (comparison,) = found["comparisons"]
+    result = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    (comparison,) = result["comparisons"]
     assert comparison["on_tokens"]["masked_in_one"] == 96
-    assert comparison["on_tokens"]["tokens"] == found["traces"][1]["summary"]["counts"]["tokens"]
+    assert comparison["on_tokens"]["tokens"] == result["traces"][1]["summary"]["counts"]["tokens"]
     assert comparison["metrics"]["tv_topk_mean"]["difference"]["note"] == "not measured"
     assert comparison["metrics"]["abs_d_mean"]["difference"]["value"] is not None
 
@@ -196,18 +182,18 @@ def test_what_a_dump_does_not_record_is_not_compared(tmp_path, float32_rows):
         manifest["imported"] = {"title": "a dump", "file_count": 1, "rows_with_unknown_finish": 9}
         manifest["imported"] |= {"left_out": {}, "left_out_first": {}, "noted": {}}
 
-    found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
-    difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
+    result = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
+    difference = result["comparisons"][0]["metrics"]["truncated_share"]["difference"]
     assert difference["value"] is None and difference["note"] == "unknown why responses ended"
-    assert found["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
+    assert result["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
 
 
 def test_unscored_responses_are_left_out_of_both(tmp_path, float32_rows):
     rows = [row if i % 4 else row | {"logp_trainer": None} for i, row in enumerate(float32_rows)]
-    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
-    assert [side["compared_responses"] for side in found["traces"]] == [72, 72]
-    assert [side["about"]["unscored_responses"] for side in found["traces"]] == [0, 24]
-    assert found["comparisons"][0]["metrics"]["abs_d_mean"]["difference"]["value"] == 0
+    result = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    assert [side["compared_responses"] for side in result["traces"]] == [72, 72]
+    assert [side["about"]["unscored_responses"] for side in result["traces"]] == [0, 24]
+    assert result["comparisons"][0]["metrics"]["abs_d_mean"]["difference"]["value"] == 0
 
 
 def test_the_pair_is_the_first_that_all_traces_have_or_the_requested_one(tmp_path, float32_rows):
@@ -251,7 +237,7 @@ def test_three_traces_are_compared_with_the_first(result):
     ]
     for row in result["comparisons"]:
         assert row["expected_by_chance"] == pytest.approx(0.05 * row["tested"])
-        answers = [found["more_than_noise"] for found in row["metrics"].values()]
+        answers = [metric["more_than_noise"] for metric in row["metrics"].values()]
         assert row["more_than_noise"] == answers.count(True)
         assert row["tested"] == len(answers) - answers.count(None)
 
@@ -331,10 +317,10 @@ def test_only_tokens_that_both_have_are_compared(float32_rows, tmp_path):
     for folder, rows in lacking.items():
         write_rows(folder, rows, FLOAT32)
     for folders in ([FLOAT32, certain], [certain, FLOAT32], [FLOAT32, certain, halves]):
-        found = compared(*folders)
-        tokens = {side["summary"]["counts"]["tokens"] for side in found["traces"]}
+        result = compared(*folders)
+        tokens = {side["summary"]["counts"]["tokens"] for side in result["traces"]}
         assert len(tokens) == 1 and tokens.pop() < 4822
-        for comparison in found["comparisons"]:
+        for comparison in result["comparisons"]:
             gap = comparison["metrics"]["abs_d_mean"]
             assert gap["difference"]["value"] == 0 and comparison["more_than_noise"] == 0
 

@@ -54,14 +54,14 @@ def explored(trace: Trace) -> Exploration:
     return existing(analyse_clipping([trace], ALL).exploration())
 
 
-def existing(found: Exploration | None) -> Exploration:
-    assert found is not None
-    return found
+def existing(exploration: Exploration | None) -> Exploration:
+    assert exploration is not None
+    return exploration
 
 
-def judged_by(found: Exploration, name: str, sign: str = "") -> BlockedLevels:
+def judged_by(exploration: Exploration, name: str, sign: str = "") -> BlockedLevels:
     return next(
-        judged for judged in found.judged if (judged.algorithm, judged.sign) == (name, sign)
+        judged for judged in exploration.judged if (judged.algorithm, judged.sign) == (name, sign)
     )
 
 
@@ -81,18 +81,18 @@ def share_of_levels(judged: BlockedLevels, position: int) -> float:
 
 def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Exploration) -> None:
     assert [judged.algorithm for judged in explored.judged] == [algorithm.name for algorithm in ALL]
-    seen, batches = 0, [world(seed, 24) for seed in (0, 1)]
-    found = found_in(batches, EVERYTHING, ALL)
+    total, batches = 0, [world(seed, 24) for seed in (0, 1)]
+    batch_values = found_in(batches, EVERYTHING, ALL)
     for batch in batches:
-        for (masked,) in apply_masks(batch, EVERYTHING, ALL, found):
+        for (masked,) in apply_masks(batch, EVERYTHING, ALL, batch_values):
             tokens = masked.gaps.index_N[masked.judged_N]
             for judged, algorithm in zip(explored.judged, ALL, strict=True):
-                level_T = judged.level_T[seen : seen + batch.num_tokens]
+                level_T = judged.level_T[total : total + batch.num_tokens]
                 assert np.array_equal(np.flatnonzero(level_T != NOT_JUDGED), tokens)
                 kept_N = keep_T(algorithm, masked.policies, masked.advantage_N)[masked.judged_N]
                 assert np.array_equal(level_T[tokens] <= judged.published, kept_N), algorithm.name
-        seen += batch.num_tokens
-    assert seen == len(explored.tokens.text_T)
+        total += batch.num_tokens
+    assert total == len(explored.tokens.text_T)
 
 
 def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None
     averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
     names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
     trace = write_trace(tmp_path / "trace", averaged)
-    found = existing(
+    exploration = existing(
         analyse_clipping([trace], [parse_algorithm(name) for name in names]).exploration()
     )
-    assert [judged.algorithm for judged in found.judged] == list(names)
+    assert [judged.algorithm for judged in exploration.judged] == list(names)
 
 
 def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration) -> None:
@@ -112,10 +112,10 @@ def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration)
     assert_counted_as_in(rows, explored)
 
 
-def assert_counted_as_in(rows: Sequence[dict[str, Any]], found: Exploration) -> None:
+def assert_counted_as_in(rows: Sequence[dict[str, Any]], exploration: Exploration) -> None:
     """The shares of `clipstats`, in all and by the sign of A, to the token."""
-    assert [row["name"] for row in rows] == [judged.algorithm for judged in found.judged]
-    for row, judged in zip(rows, found.judged, strict=True):
+    assert [row["name"] for row in rows] == [judged.algorithm for judged in exploration.judged]
+    for row, judged in zip(rows, exploration.judged, strict=True):
         shares = {"all": share(judged)}
         for sign, name in enumerate(("positive", "negative")):
             shares[name] = judged.blocked[sign, judged.published] / judged.judged[sign]
@@ -157,8 +157,8 @@ def test_a_slider_moved_is_clipstats_with_these_thresholds(
     movable = [judged for judged in explored.judged if len(judged.thresholds) > 1]
     fixed = [a for a in ALL if not a.masks or any(mask.scope for mask in a.masks)]
     assert len(movable) == len(ALL) - len(fixed)
-    asked = {judged.algorithm: typed(judged, place) for judged in movable}
-    moved = tuple(parse_algorithm(spec) for spec in asked.values())
+    lines = {judged.algorithm: typed(judged, place) for judged in movable}
+    moved = tuple(parse_algorithm(spec) for spec in lines.values())
     needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
     rows = {
         row["name"]: row
@@ -166,8 +166,8 @@ def test_a_slider_moved_is_clipstats_with_these_thresholds(
     }
     for judged in movable:
         position = range(len(judged.thresholds))[place]
-        expected = rows[asked[judged.algorithm]]["blocked"]["all"]["value"]
-        assert share(judged, position) == pytest.approx(expected, abs=1e-12), asked[
+        expected = rows[lines[judged.algorithm]]["blocked"]["all"]["value"]
+        assert share(judged, position) == pytest.approx(expected, abs=1e-12), lines[
             judged.algorithm
         ]
 
@@ -198,9 +198,9 @@ def test_in_a_long_trace_only_the_compared_thresholds_move(
 ) -> None:
     monkeypatch.setattr("mismatch_cli.studies.clipping.MOST_LEVELS", 5 * explored.total_tokens)
     analysis = analyse_clipping([trace], ALL)
-    found = existing(analysis.exploration())
+    exploration = existing(analysis.exploration())
     moving = {algorithm.masks for algorithm in analysis.compared}
-    for judged, every, algorithm in zip(found.judged, explored.judged, ALL, strict=True):
+    for judged, every, algorithm in zip(exploration.judged, explored.judged, ALL, strict=True):
         assert share(judged) == share(every)
         if algorithm.masks in moving:
             assert judged.moves and judged.thresholds == every.thresholds
@@ -235,13 +235,13 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
 def test_without_advantages_each_algorithm_is_judged_for_both_signs(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
-    found, rows = existing(analysis.exploration()), analysis.to_json()["algorithms"]
-    assert found.tokens.advantage_T is None and len(found.judged) == 2 * sum(
+    exploration, rows = existing(analysis.exploration()), analysis.to_json()["algorithms"]
+    assert exploration.tokens.advantage_T is None and len(exploration.judged) == 2 * sum(
         not a.batch_masks for a in ALL
     )
     for row in rows:
         for of_sign, (sign, key) in enumerate(((">", "positive"), ("<", "negative"))):
-            judged = judged_by(found, row["name"], sign)
+            judged = judged_by(exploration, row["name"], sign)
             assert share(judged) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
             assert judged.judged[1 - of_sign] == 0 < judged.judged[of_sign]
 
@@ -250,11 +250,11 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     tmp_path: Path, trace: Trace
 ) -> None:
     """`report` is about the mismatch, a mask about the current trainer."""
-    found = existing(analyse_mismatch([trace], worst=3).exploration())
-    assert (found.pair.name, found.judged_alike) == ("mismatch", False)
+    exploration = existing(analyse_mismatch([trace], worst=3).exploration())
+    assert (exploration.pair.name, exploration.judged_alike) == ("mismatch", False)
     pair = (parse_algorithm("grpo-clip-higher"), parse_algorithm("dppo-binary-tv"))
     rows = analyse_clipping([trace], pair).to_json()["algorithms"]
-    assert [share(judged) for judged in found.judged] == pytest.approx(
+    assert [share(judged) for judged in exploration.judged] == pytest.approx(
         [row["blocked"]["all"]["value"] for row in rows]
     )
     absent = ("logp_recomputed", "topk_logp_recomputed")
@@ -283,10 +283,9 @@ def test_lists_are_of_the_whole_trace(
     lists = {each.name: each for each in explored.lists}
     assert list(lists) == ["gap", "probability", "only", "blocked"]
     batches = list(trace.batches())
-    logq_T, logp_T, mask_T = (
-        np.concatenate([getattr(batch, name) for batch in batches])
-        for name in ("logp_rollout_T", "logp_trainer_T", "loss_mask_T")
-    )
+    logq_T = np.concatenate([batch.logp_rollout_T for batch in batches])
+    logp_T = np.concatenate([batch.logp_trainer_T for batch in batches])
+    mask_T = np.concatenate([batch.loss_mask_T for batch in batches])
     sizes = {"gap": np.abs(logp_T - logq_T), "probability": np.abs(np.exp(logp_T) - np.exp(logq_T))}
     for name, size_T in sizes.items():
         counted_T = np.where(mask_T & np.isfinite(size_T), size_T, 0)
@@ -308,8 +307,8 @@ def blocked(judged: BlockedLevels) -> np.ndarray:
 
 
 def test_lists_without_members_are_left_out(tmp_path: Path, trace: Trace) -> None:
-    found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
-    assert [each.name for each in found.lists] == ["gap", "probability"]
+    exploration = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
+    assert [each.name for each in exploration.lists] == ["gap", "probability"]
     one = analyse_clipping([trace], (parse_algorithm("grpo-clip-higher"),)).exploration()
     assert [each.name for each in existing(one).lists] == ["gap", "probability", "blocked"]
     equal = simple([[-1.0, -2.0]], [[-1.0, -2.0]], [1.0])
@@ -327,9 +326,9 @@ def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
     ]
     algorithms = (parse_algorithm("dppo-topk-tv:k=3"), *ALL[:3])
     analysis = analyse_clipping(traces[:2], algorithms)
-    found = existing(analysis.exploration())
-    assert found.response_S.trace_index.tolist() == [0] * 12 + [1] * 12
-    assert_counted_as_in(analysis.to_json()["algorithms"], found)
+    exploration = existing(analysis.exploration())
+    assert exploration.response_S.trace_index.tolist() == [0] * 12 + [1] * 12
+    assert_counted_as_in(analysis.to_json()["algorithms"], exploration)
     mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN, {}))
     ranks, first = mixed.tokens.ranks, recorded[0].num_tokens
     assert ranks is not None and ranks.token_U.max() < first + recorded[1].num_tokens
@@ -357,10 +356,10 @@ def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> 
     )
     trace = write_trace(tmp_path / "trace", *batches)
     analysis = analyse_clipping([trace], ALL)
-    found = existing(analysis.exploration())
-    assert found.total_responses == 24
+    exploration = existing(analysis.exploration())
+    assert exploration.total_responses == 24
     first = batches[0].num_tokens
-    for judged, row in zip(found.judged, analysis.to_json()["algorithms"], strict=True):
+    for judged, row in zip(exploration.judged, analysis.to_json()["algorithms"], strict=True):
         assert (judged.level_T[first:] == NOT_JUDGED).all()
         assert share(judged) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
 
@@ -374,20 +373,20 @@ def test_tokens_without_usable_values(tmp_path: Path) -> None:
         [-1.0, 1.0, 0.0],
         loss_mask_T=np.array([True, True, False, True, True, True]),
     )
-    found = existing(
+    exploration = existing(
         explore(
             [write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN, {}
         )
     )
-    assert found.passage_P.tolist() == [(0, 0, 4), (1, 0, 0), (2, 0, 2)]
+    assert exploration.passage_P.tolist() == [(0, 0, 4), (1, 0, 0), (2, 0, 2)]
     of_response = {
-        name: found.response_S[name].tolist() for name in ("absolute", "signed", "largest")
+        name: exploration.response_S[name].tolist() for name in ("absolute", "signed", "largest")
     }
     assert of_response == {"absolute": [2, 0, 8.5], "signed": [-2, 0, -8.5], "largest": [2, 0, 8.5]}
-    clip = judged_by(found, "grpo-clip-higher")
+    clip = judged_by(exploration, "grpo-clip-higher")
     assert [int(level > clip.published) for level in clip.level_T[[0, 3]]] == [1, 1]
     assert (clip.level_T[[1, 2, 4, 5]] == NOT_JUDGED).all()
-    assert found.tokens.ranks is None and found.tokens.entropy_T is None
+    assert exploration.tokens.ranks is None and exploration.tokens.entropy_T is None
 
 
 def test_windows_have_the_levels_of_complete_responses(
@@ -419,16 +418,19 @@ def test_profiles_are_of_responses_that_are_not_whole(
     monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
     batch = long_batch(LONG)
     trace = write_trace(tmp_path / "trace", batch)
-    found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
-    assert found.profile_response_R.tolist() == [0, 2] and found.profile_RB.shape == (2, 48)
+    exploration = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
+    assert exploration.profile_response_R.tolist() == [0, 2] and exploration.profile_RB.shape == (
+        2,
+        48,
+    )
     assert batch.logp_trainer_T is not None
     d_T = np.abs(batch.logp_trainer_T - batch.logp_rollout_T)
-    for response, profile_B in zip([0, 2], found.profile_RB, strict=True):
+    for response, profile_B in zip([0, 2], exploration.profile_RB, strict=True):
         first, end = batch.offset_S1[response : response + 2].tolist()
         parts = np.arange(end - first) * 48 // (end - first)
         expected = [d_T[first:end][parts == part].max() for part in range(48)]
         np.testing.assert_array_equal(profile_B, np.array(expected, dtype=np.float32))
-        assert found.response_S.largest[response] == max(expected)
+        assert exploration.response_S.largest[response] == max(expected)
 
 
 def test_responses_with_passages_are_listed_before_the_first_others(
@@ -439,16 +441,20 @@ def test_responses_with_passages_are_listed_before_the_first_others(
         monkeypatch.setattr(module, "MOST_RESPONSES", 12)
     monkeypatch.setattr(passages_module, "MOST_TOKENS", 150)
     monkeypatch.setattr(leaders_module, "LEADERS", 2)
-    found = existing(explore([traced(tmp_path)], PAIRS["total"], (), NOTHING, {}))
-    assert len(found.response_S) == 12 and found.total_responses == len(every.response_S) == 48
-    assert sorted(found.prompts) == sorted(set(found.passage_P.response.tolist()))
+    exploration = existing(explore([traced(tmp_path)], PAIRS["total"], (), NOTHING, {}))
+    assert (
+        len(exploration.response_S) == 12
+        and exploration.total_responses == len(every.response_S) == 48
+    )
+    assert sorted(exploration.prompts) == sorted(set(exploration.passage_P.response.tolist()))
     keys = [(row["step"], row["prompt_id"], row["sample_index"]) for row in every.response_S]
     numbers = [
-        keys.index((row["step"], row["prompt_id"], row["sample_index"])) for row in found.response_S
+        keys.index((row["step"], row["prompt_id"], row["sample_index"]))
+        for row in exploration.response_S
     ]
     assert numbers == sorted(numbers) and max(numbers) >= 12
-    assert found.response_S.tobytes() == every.response_S[numbers].tobytes()
-    shown = {numbers[place] for place in found.prompts}
+    assert exploration.response_S.tobytes() == every.response_S[numbers].tobytes()
+    shown = {numbers[place] for place in exploration.prompts}
     others = [number for number in range(12) if number not in shown]
     assert numbers == sorted([*shown, *others[: 12 - len(shown)]])
 
@@ -472,8 +478,8 @@ def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
     unscored = write_trace(tmp_path / "a" / "trace", without(world(0, 12), "logp_trainer_T"))
     assert explore([unscored], PAIRS["total"], ALL[:1], NOTHING, {}) is None
     scored = write_trace(tmp_path / "b" / "trace", world(1, 12))
-    found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING, {}))
-    assert set(found.response_S.trace_index.tolist()) == {1} and found.judged == ()
+    exploration = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING, {}))
+    assert set(exploration.response_S.trace_index.tolist()) == {1} and exploration.judged == ()
 
 
 @pytest.mark.parametrize("most", [passages_module.MOST_TOKENS, 1500])

@@ -73,7 +73,7 @@ def columns(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
 def counted(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> np.ndarray:
     """Tokens that count in both traces."""
     masks = [row.get("loss_mask") or [True] * len(row["logp_trainer"]) for row in rows_b]
-    in_mask_T = np.array([kept for mask in masks for kept in mask])
+    in_mask_T = np.array([is_kept for mask in masks for is_kept in mask])
     return np.isfinite(columns(rows_a)[1]) & np.isfinite(columns(rows_b)[1]) & in_mask_T
 
 

@@ -39,10 +39,10 @@ def control() -> PooledMetrics:
 def check(
     measured: PooledMetrics, metric: str, bound: str, threshold: float, baseline=None, **words
 ) -> Check:
-    (found,) = check_limits(
+    (result,) = check_limits(
         [LimitSet("test", (Limit(metric, bound, threshold, **words),))], measured, baseline
     )
-    return found
+    return result
 
 
 def estimate(measured: PooledMetrics, metric: str, pair: str = "mismatch") -> MetricEstimate:
@@ -172,24 +172,24 @@ def poor(tmp_path) -> PooledMetrics:
     ],
 )
 def test_a_missing_measurement_fails(poor, control, metric, bound, pair, reason):
-    found = check(poor, metric, bound, 1e9, control, pair=pair)
-    assert not found.holds and not found.is_judged
-    assert reason in found.reason
+    result = check(poor, metric, bound, 1e9, control, pair=pair)
+    assert not result.holds and not result.is_judged
+    assert reason in result.reason
 
 
 def test_a_metric_missing_in_the_baseline_fails(poor, control):
-    found = check(control, "tv_topk_mean", "max_above_baseline", 1e9, poor)
-    assert not found.holds and found.reason.startswith("in the baseline: not measured")
+    result = check(control, "tv_topk_mean", "max_above_baseline", 1e9, poor)
+    assert not result.holds and result.reason.startswith("in the baseline: not measured")
 
 
 def test_the_baseline_uses_the_measured_pair(training, control):
     only_total = copy(training)
     pairs = {"total": training.result.pairs["total"]}
     only_total.result = replace(training.result, pairs=pairs)
-    found = check(control, "k3", "max_above_baseline", 1e9, only_total)
+    result = check(control, "k3", "max_above_baseline", 1e9, only_total)
     assert (
-        not found.holds
-        and "in the baseline: the number includes staleness, but the limit is" in found.reason
+        not result.holds
+        and "in the baseline: the number includes staleness, but the limit is" in result.reason
     )
     total = check(
         only_total, "k3", "max_above_baseline", 0, training
@@ -198,9 +198,9 @@ def test_the_baseline_uses_the_measured_pair(training, control):
 
 
 def test_numbers_are_readable(training, control):
-    found = check(training, "spearman", "max_times_floor", 10.0)
-    assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
-    assert measured_text(found) == "0.9992 [0.9990, 0.9994]"
+    result = check(training, "spearman", "max_times_floor", 10.0)
+    assert limit_text(result).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
+    assert measured_text(result) == "0.9992 [0.9990, 0.9994]"
     # One prompt decides it
     assert (
         measured_text(check(training, "pearson", "max_times_floor", 10.0))

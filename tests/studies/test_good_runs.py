@@ -132,8 +132,8 @@ def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
     for drawn in together.drawn:
         same = [
             row.limit.threshold
-            for found in alone
-            for row in found.drawn
+            for limits in alone
+            for row in limits.drawn
             if (row.limit.metric, row.limit.bound) == (drawn.limit.metric, drawn.limit.bound)
         ]
         assert drawn.limit.threshold == (max if drawn.limit.bound == "max" else min)(same)

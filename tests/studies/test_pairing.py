@@ -31,9 +31,9 @@ def made(
 ) -> TraceResponses:
     """Responses from numbers for their texts, row keys and prompts."""
     keys = np.arange(len(contents)) if rows is None else np.array(rows)
-    asked = np.array(contents) // 10 if prompts is None else np.array(prompts)
+    prompt_S = np.array(contents) // 10 if prompts is None else np.array(prompts)
     return TraceResponses(
-        asked,
+        prompt_S,
         np.array(contents, dtype=np.uint64),
         keys.astype(np.uint64),
         np.ones(len(contents), bool),
@@ -114,8 +114,8 @@ def test_unscored_responses_are_not_paired(tmp_path, float32, float32_rows):
     assert int(other.measured_S.sum()) == 72
     pairing = pair_up(float32, other)
     assert pairing.shared_responses == 72
-    kept = compared_rows([float32, other], [pairing])
-    assert [int(flags.sum()) for flags in kept] == [72, 72]
+    compared = compared_rows([float32, other], [pairing])
+    assert [int(flags.sum()) for flags in compared] == [72, 72]
 
 
 def test_three_traces_are_compared_on_what_all_paired_ones_have():
@@ -126,9 +126,9 @@ def test_three_traces_are_compared_on_what_all_paired_ones_have():
     )
     other = made([91, 92], prompts=[9, 9])
     pairings = [pair_up(first, trace) for trace in (second, third, other)]
-    kept = compared_rows([first, second, third, other], pairings)
+    rows = compared_rows([first, second, third, other], pairings)
     assert [pairing.by for pairing in pairings] == ["tokens", "tokens", "none"]
-    assert [flags.tolist() for flags in kept] == [
+    assert [flags.tolist() for flags in rows] == [
         [False, True, True, True, False],
         [False, True, True, True],
         [True, False, True, True],

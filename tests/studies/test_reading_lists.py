@@ -29,16 +29,16 @@ def answers() -> dict[str, object]:
 
 
 def test_every_column_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[set[str]] = []
+    skipped: list[set[str]] = []
     row_groups = Trace.row_groups
 
     def of_all(self, columns=None, shards=None):
-        asked.append(self.columns() - set(columns or self.columns()))
+        skipped.append(self.columns() - set(columns or self.columns()))
         return row_groups(self, None, shards)
 
     expected = answers()
     monkeypatch.setattr(Trace, "row_groups", of_all)
-    found = answers()
+    own_answer = answers()
     for name, answer in expected.items():
-        assert found[name] == answer, name
-    assert sum(map(bool, asked)) > 5  # columns were left out before
+        assert own_answer[name] == answer, name
+    assert sum(map(bool, skipped)) > 5  # columns were left out before

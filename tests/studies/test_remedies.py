@@ -98,12 +98,12 @@ def test_every_line_can_be_typed_and_is_not_refused(analyses):
     """It parses, names what exists, repeats nothing, and has the models that its trace lacks."""
     group: Any = typer.main.get_command(build_app())
     context = group.make_context("mismatch-cli", [], resilient_parsing=True)
-    seen = set()
+    commands = set()
     for name, analysis in analyses:
         manifest, typed = analysis.traces[0].manifest, ["diagnose", name, *analysis.typed_models]
         for line in lines_of(analysis):
             _, command, *words = shlex.split(line)
-            seen.add(command)
+            commands.add(command)
             group.get_command(context, command).make_context(command, list(words))
             assert [command, *words] != typed, line
             if command == "diagnose":
@@ -114,7 +114,7 @@ def test_every_line_can_be_typed_and_is_not_refused(analyses):
                 assert has_fixed_models(manifest) or "--trainer-model" in words, (name, line)
             if command == "probe" and "--like" in words:
                 assert manifest["command"] == "probe", (name, line)
-    assert seen >= {"diagnose", "rescore", "compare", "probe", "bisect"}
+    assert commands >= {"diagnose", "rescore", "compare", "probe", "bisect"}
 
 
 def test_a_run_that_trains_is_scored_with_the_weights_of_its_step(analyses):
@@ -181,10 +181,10 @@ def test_settings_are_of_checks_that_exist():
 
 
 def test_the_framework_of_a_trace():
-    known = {name: framework_of(manifest) for name, manifest in manifests()}
-    assert known["import-trl"] == known["recorded-TRL"] == "trl"
-    assert known["recorded-SkyRL"] == "skyrl" and known["recorded-OpenRLHF"] == "openrlhf"
-    assert known["probe"] == known["train"] == known["import-plain"] == ""
+    frameworks = {name: framework_of(manifest) for name, manifest in manifests()}
+    assert frameworks["import-trl"] == frameworks["recorded-TRL"] == "trl"
+    assert frameworks["recorded-SkyRL"] == "skyrl" and frameworks["recorded-OpenRLHF"] == "openrlhf"
+    assert frameworks["probe"] == frameworks["train"] == frameworks["import-plain"] == ""
     assert {*registry.names(IMPORTERS)} >= {*IMPORTED}
 
 
@@ -199,9 +199,9 @@ def test_what_an_algorithm_lacks_is_asked_of_whoever_can_record_it(analyses):
     """Top-K columns of a dump come from the dump, those of a probe from a probe like it."""
     from mismatch_cli.rules.algorithms.parse import parse_algorithm
 
-    asked = [parse_algorithm("dppo-topk-tv:k=512"), *map(parse_algorithm, PAPER)]
+    algorithms = [parse_algorithm("dppo-topk-tv:k=512"), *map(parse_algorithm, PAPER)]
     reasons = {
-        name: Support.of(analysis.traces, asked).skipped["dppo-topk-tv:k=512"]
+        name: Support.of(analysis.traces, algorithms).skipped["dppo-topk-tv:k=512"]
         for name, analysis in analyses[:: len(TYPED)]
     }
     assert "MISMATCH_TOP_LOGPROBS=512 mismatch-cli probe --like probe" in reasons["probe"]

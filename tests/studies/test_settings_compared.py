@@ -152,7 +152,7 @@ def test_every_cause_compiles_and_names_its_source():
 
 def test_kept_columns_and_grading_do_not_move_log_probs(manifest):
     """Nor does their absence from an older manifest."""
-    asked = {"config__keep_routes": 64, "config__routes": True, "config__answer_format": "line"}
-    asked["config__grader"] = "oat"
-    rows = settings_diff(manifest, changed(manifest, **asked))
+    settings = {"config__keep_routes": 64, "config__routes": True, "config__answer_format": "line"}
+    settings["config__grader"] = "oat"
+    rows = settings_diff(manifest, changed(manifest, **settings))
     assert len(rows) == 4 and all(row.harmless for row in rows)

@@ -36,52 +36,50 @@ def trace(tmp_path_factory):
 
 
 def test_a_row_per_token_and_its_gap(trace):
-    found = columns(list(token_tables([trace])))
+    table = columns(list(token_tables([trace])))
     batches = list(trace.batches())
-    assert found["rows"] == number_of_tokens([trace]) == sum(batch.num_tokens for batch in batches)
-    rollout, trainer = (
-        np.concatenate([getattr(batch, f"logp_{side}_T") for batch in batches])
-        for side in ("rollout", "trainer")
-    )
+    assert table["rows"] == number_of_tokens([trace]) == sum(batch.num_tokens for batch in batches)
+    rollout = np.concatenate([batch.logp_rollout_T for batch in batches])
+    trainer = np.concatenate([batch.logp_trainer_T for batch in batches])
     counts = np.concatenate([batch.loss_mask_T for batch in batches]) & ~np.isnan(trainer)
     with np.errstate(invalid="ignore"):
         d = trainer - rollout
     assert counts.any() and not counts.all()
-    np.testing.assert_array_equal(found["d"][counts].astype(np.float32), d[counts])
-    assert all(value is None for value in found["d"][~counts])
-    np.testing.assert_allclose(found["ratio"][counts].astype(float), np.exp(d[counts]), rtol=1e-6)
+    np.testing.assert_array_equal(table["d"][counts].astype(np.float32), d[counts])
+    assert all(value is None for value in table["d"][~counts])
+    np.testing.assert_allclose(table["ratio"][counts].astype(float), np.exp(d[counts]), rtol=1e-6)
     tv = np.abs(np.exp(trainer.astype(float)) - np.exp(rollout.astype(float)))
     np.testing.assert_allclose(
-        found["tv_binary"][counts].astype(float), tv[counts], rtol=1e-4, atol=1e-7
+        table["tv_binary"][counts].astype(float), tv[counts], rtol=1e-4, atol=1e-7
     )
     assert all(
-        found[name][counts][0] is not None for name in ("kl_binary", "k3", "tv_topk", "kl_topk")
+        table[name][counts][0] is not None for name in ("kl_binary", "k3", "tv_topk", "kl_topk")
     )
     assert (
-        found["position"]
+        table["position"]
         == np.concatenate([np.arange(n) for b in batches for n in np.diff(b.offset_S1)])
     ).all()
 
 
 def test_mismatch_and_staleness_add_up_if_both_were_measured(trace):
-    found = columns(list(token_tables([trace])))
-    measured = np.array([value is not None for value in found["d_staleness"]])
+    table = columns(list(token_tables([trace])))
+    measured = np.array([value is not None for value in table["d_staleness"]])
     assert measured.any() and not measured.all()  # the second shard has no recomputed log-probs
-    parts = found["d_mismatch"][measured].astype(float) + found["d_staleness"][measured].astype(
+    parts = table["d_mismatch"][measured].astype(float) + table["d_staleness"][measured].astype(
         float
     )
     finite = np.isfinite(parts)
-    np.testing.assert_allclose(parts[finite], found["d"][measured].astype(float)[finite], atol=1e-5)
+    np.testing.assert_allclose(parts[finite], table["d"][measured].astype(float)[finite], atol=1e-5)
 
 
 def test_turns_equal_the_reports(trace):
-    found, study = columns(list(token_tables([trace]))), analyse_mismatch([trace])
-    counted = np.array([value is not None for value in found["d"]])
-    turns = found["turn"][counted].astype(int)
+    table, study = columns(list(token_tables([trace]))), analyse_mismatch([trace])
+    counted = np.array([value is not None for value in table["d"]])
+    turns = table["turn"][counted].astype(int)
     rows = study.result.pairs["total"].turns
     assert len(rows) > 2
     for row in rows[:-1]:
-        abs_d_N = np.abs(found["d"][counted][turns == row.first].astype(float))
+        abs_d_N = np.abs(table["d"][counted][turns == row.first].astype(float))
         assert len(abs_d_N) == row.tokens
         mean = abs_d_N[np.isfinite(abs_d_N)].mean()
         assert mean == pytest.approx(row.abs_d_mean.value, rel=1e-5)
@@ -89,9 +87,9 @@ def test_turns_equal_the_reports(trace):
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
     study = analyse_clipping([trace], [parse_algorithm(spec) for spec in SPECS])
-    found = columns(list(blocked_tables([trace], study.summary.question)))
+    table = columns(list(blocked_tables([trace], study.summary.question)))
     for row in study.result.algorithms:
-        judged = [flag for flag in found[row.name] if flag is not None]
+        judged = [flag for flag in table[row.name] if flag is not None]
         assert len(judged) == study.result.counts.tokens
         assert np.mean(judged) == row.blocked.all.value > 0, row.name
 
@@ -147,12 +145,12 @@ def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
 def test_without_advantages_each_sign_has_a_column(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
     study = analyse_clipping([trace], [parse_algorithm(SPECS[0])])
-    found, (row,) = (
+    table, (row,) = (
         columns(list(blocked_tables([trace], study.summary.question))),
         study.result.algorithms,
     )
     for sign in ("positive", "negative"):
-        judged = [flag for flag in found[f"{SPECS[0]}_if_{sign}"] if flag is not None]
+        judged = [flag for flag in table[f"{SPECS[0]}_if_{sign}"] if flag is not None]
         assert np.mean(judged) == row.blocked.of(sign).value
 
 

@@ -24,7 +24,7 @@ def conversation(row: Row, turns: int) -> Row:
     """Turns cut from the beginning of a response; log π alternates by ±0.01 nats in the first
     turn, ±0.02 …
     """
-    kept = {
+    columns = {
         name: value
         for name, value in row.items()
         if name == "prompt_ids" or not isinstance(value, list)
@@ -32,7 +32,7 @@ def conversation(row: Row, turns: int) -> Row:
     mask = ([True] * LENGTH + [False] * TOOL) * turns
     turn_T = np.arange(len(mask)) // (LENGTH + TOOL)
     gap_T = np.where(mask, PLANTED * (turn_T + 1), 5.0) * (-1.0) ** np.arange(len(mask))
-    return kept | {
+    return columns | {
         "response_ids": [row["response_ids"][0]] * len(mask),
         "loss_mask": mask,
         "logp_rollout": [-6.0] * len(mask),
@@ -79,7 +79,7 @@ def test_workers_give_the_same_bits(
         analyse_mismatch([growing], worst=1, workers=Workers(number)).result for number in (1, 3)
     )
     assert alone == together
-    turns = [found.main.turns for found in (alone, study.result)]
+    turns = [analysis.main.turns for analysis in (alone, study.result)]
     for row, whole in zip(*turns, strict=True):
         assert row.abs_d_mean.value == pytest.approx(whole.abs_d_mean.value, rel=1e-12)
 
@@ -113,8 +113,8 @@ def test_the_last_row_gathers_later_turns_and_compare_draws_them(
     tmp_path: Path, growing: Trace
 ) -> None:
     long = written(tmp_path / "long", 32)
-    found = analyse_mismatch([long], worst=1)
-    last = found.result.main.turns[-1]
+    analysis = analyse_mismatch([long], worst=1)
+    last = analysis.result.main.turns[-1]
     # 96 responses of 1 … 32 turns: three each of 24 … 32 turns, which have 1 … 9 turns from the
     # 24th on
     turns = np.concatenate([np.arange(24, most + 1) for most in range(24, 33)])
@@ -127,7 +127,7 @@ def test_the_last_row_gathers_later_turns_and_compare_draws_them(
     assert last.abs_d_mean.value == pytest.approx(PLANTED * turns.mean(), rel=1e-4)
     (along,) = (
         section
-        for section in page_of(found).sections
+        for section in page_of(analysis).sections
         if section.title == "By position in the response"
     )
     assert along.tables[-1].rows[-1][0] == "24 and later"

@@ -33,21 +33,21 @@ def traces(tmp_path_factory):
 
 
 def test_every_metric_is_the_same(traces):
-    known, pairs = (analyse_mismatch([trace], worst=5) for trace in traces)
+    with_ids, pairs = (analyse_mismatch([trace], worst=5) for trace in traces)
     assert not traces[1].has_ids and "response_ids" not in traces[1].columns()
-    metrics = [study.result.main.metrics for study in (known, pairs)]
+    metrics = [study.result.main.metrics for study in (with_ids, pairs)]
     assert metrics[0] == metrics[1]
     worst = pairs.result.worst.abs_d
     assert worst and all(token.token_id is None for token in worst)
-    assert worst == [replace(token, token_id=None) for token in known.result.worst.abs_d]
-    assert pairs.explored_responses == 0 and known.explored_responses == 32
+    assert worst == [replace(token, token_id=None) for token in with_ids.result.worst.abs_d]
+    assert pairs.explored_responses == 0 and with_ids.explored_responses == 32
 
 
 def test_tokens_are_exported_without_their_text(traces):
-    known, pairs = (next(iter(token_tables([trace]))) for trace in traces)
+    with_ids, pairs = (next(iter(token_tables([trace]))) for trace in traces)
     for name in ("token_id", "token"):
         assert pairs.column(name).null_count == len(pairs)
-    assert np.array_equal(pairs.column("d"), known.column("d"))
+    assert np.array_equal(pairs.column("d"), with_ids.column("d"))
 
 
 def test_checks_that_need_ids_are_not_made(traces):

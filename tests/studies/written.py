@@ -40,6 +40,7 @@ def write_trace(
         if equal_weights:
             columns["version_trainer"] = columns["version_rollout"]
         write_shard(shard_path(folder, number), rows_to_table(columns))
+    # Pages show tokens by their text
     ids = pa.array(range(len(texts)), pa.int32())
     pq.write_table(pa.table({"id": ids, "bytes": list(texts)}), folder / "vocab.parquet")
     counts: dict[str, Any] = {
@@ -58,8 +59,10 @@ def long_batch(lengths: Sequence[int], seed: int = 0) -> TokenBatch:
     """Responses of these lengths with an advantage each; their gap drifts."""
     rng = np.random.default_rng(seed)
     logq = [-rng.exponential(1.0, length) for length in lengths]
-    drift = [0.1 * rng.standard_t(3, length) * np.linspace(0.1, 1, length) for length in lengths]
-    logp = [np.minimum(q + d, 0) for q, d in zip(logq, drift, strict=True)]
+    logp = []
+    for own in logq:
+        drift = 0.1 * rng.standard_t(3, len(own)) * np.linspace(0.1, 1, len(own))
+        logp.append(np.minimum(own + drift, 0))
     batch = simple(logq, logp, np.resize([-1.0, 0.5, 1.0], len(lengths)))
     ids_T = rng.integers(0, len(TEXTS), batch.num_tokens).astype(np.int32)
     return replace(batch, response_ids_T=ids_T, logp_recomputed_T=batch.logp_rollout_T)
@@ -72,19 +75,16 @@ def _columns(batch: TokenBatch) -> dict[str, Any]:
     columns |= {"version_trainer": [1] * len(bounds), "finish_reason": ["stop"] * len(bounds)}
     columns["prompt_ids"] = [[1, 2, 3, 4]] * len(bounds)
     if batch.reward_S is not None:
-        columns["reward"] = [
-            None if np.isnan(reward) else reward for reward in batch.reward_S.tolist()
-        ]
-    names = [f"{name}_T" for name in TOKEN_COLUMNS] + [f"{name}_TK" for name in TOPK_COLUMNS]
-    for name in names:
-        column = getattr(batch, name)
+        rewards = batch.reward_S.tolist()
+        columns["reward"] = [None if np.isnan(reward) else reward for reward in rewards]
+    for name in (*TOKEN_COLUMNS, *TOPK_COLUMNS):
+        column = getattr(batch, f"{name}_TK" if name in TOPK_COLUMNS else f"{name}_T")
         if column is not None:
-            columns[name.rsplit("_", 1)[0]] = [
-                _values(column[start:stop]) for start, stop in bounds
-            ]
+            columns[name] = [_values(column[start:stop]) for start, stop in bounds]
     return columns
 
 
 def _values(column: np.ndarray) -> np.ndarray | None:
     """The values of a response; null if none was measured."""
-    return None if len(column) and column.dtype.kind == "f" and np.isnan(column).all() else column
+    is_unmeasured = column.dtype.kind == "f" and np.isnan(column).all()
+    return None if len(column) and is_unmeasured else column

@@ -33,9 +33,11 @@ def change(folder: Path, **content: object) -> None:
 
 
 def test_a_complete_trace_is_complete(trace):
-    found = Trace.open(trace).completeness
-    assert not found.partial and found.reasons == ()
-    assert found.responses == found.recorded_responses == Trace.open(trace).num_responses
+    completeness = Trace.open(trace).completeness
+    assert not completeness.partial and completeness.reasons == ()
+    assert (
+        completeness.responses == completeness.recorded_responses == Trace.open(trace).num_responses
+    )
 
 
 @pytest.mark.parametrize("lost", [[0], [2], [5], [1, 2, 3, 4, 5]])
@@ -46,10 +48,10 @@ def test_lost_shards_are_named(trace, lost, counted):
     names = [f"shard-{index:05d}.parquet" for index in lost]
     for name in names:
         (trace / name).unlink()
-    found = Trace.open(trace).completeness
-    assert found.partial and found.missing == tuple(names)
-    assert f"{6 - len(lost)} of 6 shards exist (missing: {names[0]}" in found.reasons[0]
-    assert (found.recorded_responses is not None) == counted
+    completeness = Trace.open(trace).completeness
+    assert completeness.partial and completeness.missing == tuple(names)
+    assert f"{6 - len(lost)} of 6 shards exist (missing: {names[0]}" in completeness.reasons[0]
+    assert (completeness.recorded_responses is not None) == counted
 
 
 def test_a_shard_that_lost_rows_is_named(trace):
@@ -82,10 +84,10 @@ def test_scoring_that_was_limited_makes_a_trace_partial(trace):
     path = trace / "shard-00005.parquet"
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["logp_recomputed"]), path)
-    found = Trace.open(trace).completeness
+    completeness = Trace.open(trace).completeness
     assert (
-        found.unscored == table.num_rows
-        and "are unscored or only partly scored" in found.reasons[0]
+        completeness.unscored == table.num_rows
+        and "are unscored or only partly scored" in completeness.reasons[0]
     )
     content = json.loads((trace / "manifest.json").read_text())
     # Only the scored ones show that it should be scored
@@ -123,8 +125,12 @@ def test_a_trace_that_does_not_count_its_shards_is_read(trace):
         trace, {name: value for name, value in content.items() if not name.startswith("shard")}
     )
     (trace / "shard-00001.parquet").unlink()
-    found = Trace.open(trace).completeness
-    assert not found.partial and found.recorded_shards is None and found.shards == 5
+    completeness = Trace.open(trace).completeness
+    assert (
+        not completeness.partial
+        and completeness.recorded_shards is None
+        and completeness.shards == 5
+    )
 
 
 def test_the_remedy_is_a_command_that_fits(trace):
@@ -153,6 +159,6 @@ def test_the_remedy_is_a_command_that_fits(trace):
 )
 def test_unreadable_shards_are_counted_in_words(trace, count, words):
     broken = {f"{n}.parquet": "it ends early" for n in range(count)}
-    found = replace(Trace.open(trace).completeness, broken=broken)
-    assert found.partial
-    assert found.reasons == (words,)
+    completeness = replace(Trace.open(trace).completeness, broken=broken)
+    assert completeness.partial
+    assert completeness.reasons == (words,)

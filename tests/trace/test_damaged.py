@@ -173,8 +173,8 @@ def test_a_folder_is_replaced_atomically(tmp_path):
 @pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "topk_ids"])
 def test_invalid_token_ids_are_damage(write_trace, column):
     """A hand-written trace: its types are right, but its ids are invalid."""
-    given = row_columns()[column]
-    ids = [np.array(row) for row in given]
+    rows = row_columns()[column]
+    ids = [np.array(row) for row in rows]
     ids[1].flat[0] = -3
     folder = write_trace(row_columns(**{column: ids}))
     with pytest.raises(MismatchError, match=f"column {column} holds -3, which is not a token id"):

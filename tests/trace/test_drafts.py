@@ -93,10 +93,10 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
         outcome = attempt(act, prepare(), fault)
         assert outcome.code in ((0, 1) if fault.what != KILL else (-9,)), (fault, outcome)
         with claim_folder(folder, lambda: None):
-            found = texts(folder)
-        found.pop(".lock")
-        assert found in (before | users, after | users), (fault, outcome)
-        assert outcome.code or found == after | users, (fault, outcome)
+            contents = texts(folder)
+        contents.pop(".lock")
+        assert contents in (before | users, after | users), (fault, outcome)
+        assert outcome.code or contents == after | users, (fault, outcome)
         tried += 1
     assert tried >= 20
 
@@ -151,10 +151,10 @@ def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path,
 
         def list_files(path: Path, folder=folder, listed=listed, moment=moment) -> set[Path]:
             listed.append(path)
-            found = files_in(path)
+            paths = files_in(path)
             if len(listed) == moment:
                 write_files(folder, {"trace/notes.txt": "mine"})
-            return found
+            return paths
 
         monkeypatch.setattr("mismatch_cli.trace.drafts.files_in", list_files)
         try:

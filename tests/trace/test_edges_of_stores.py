@@ -14,7 +14,7 @@ CEPH = {"endpoint_override": "ceph.example", "scheme": "https"}
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("variables", "expected"),
     [
         ({"AWS_ENDPOINT_URL": "http://minio:9000/"}, MINIO),
         ({"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, MINIO),
@@ -24,23 +24,23 @@ CEPH = {"endpoint_override": "ceph.example", "scheme": "https"}
         ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-east-1"}, {"region": "eu-west-1"}),
     ],
 )
-def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, given, expected):
+def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, variables, expected):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert bucket_location("bucket") == expected
 
 
 @pytest.mark.parametrize("url", ["file:///no/such/run", "file:/no/such/run"])
 def test_a_url_of_a_local_file_is_its_path(url):
-    found = local_or_store(Path(url))
-    assert isinstance(found, Path)
-    assert str(found) == "/no/such/run"
+    place = local_or_store(Path(url))
+    assert isinstance(place, Path)
+    assert str(place) == "/no/such/run"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "hf://datasets/me/run/"])
 def test_any_other_url_is_a_path_on_its_store(url):
-    found = local_or_store(Path(url))
-    assert isinstance(found, StorePath)
-    assert str(found) == url.rstrip("/")
+    place = local_or_store(Path(url))
+    assert isinstance(place, StorePath)
+    assert str(place) == url.rstrip("/")

@@ -201,7 +201,7 @@ def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, ca
     assert run(["import", DUMP, "-q", "-o", str(folder)]) == 1
     assert "already exists. Replace it with --force" in capfd.readouterr().err
     for name in ("plots/mine.png", "trace/notes.txt", "clipstats/mine/figure.png", "tokens.csv"):
-        kept = (folder / name).read_bytes() if (folder / name).exists() else None
+        old = (folder / name).read_bytes() if (folder / name).exists() else None
         write_files(folder, {name: "mine"})
         before = contents(folder)
         assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
@@ -211,8 +211,8 @@ def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, ca
         )
         assert contents(folder) == before
         (folder / name).unlink()
-        if kept is not None:
-            (folder / name).write_bytes(kept)
+        if old is not None:
+            (folder / name).write_bytes(old)
         elif name.count("/") == 2:
             (folder / name).parent.rmdir()
     assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 0

@@ -31,13 +31,13 @@ def test_flips_are_read_back_where_they_were_made(rng):
     flipped_TM &= ~unknown_TM
     margin_TM = 2.0 ** rng.uniform(-20, 8, (TOKENS, LAYERS))
     counted_T = rng.random(TOKENS) < 0.8
-    found = compare_routes(engine_TMK, trainer_TMK, margin_TM, counted_T)
+    comparison = compare_routes(engine_TMK, trainer_TMK, margin_TM, counted_T)
     expected_T = flipped_TM.sum(1)
     expected_T[7] = 255
-    assert found.flips_T.dtype == np.uint8 and np.array_equal(found.flips_T, expected_T)
+    assert comparison.flips_T.dtype == np.uint8 and np.array_equal(comparison.flips_T, expected_T)
     first = [int(np.flatnonzero(row)[0]) if row.any() else 255 for row in flipped_TM]
-    assert found.first_T.tolist() == first
-    for layer, (tokens, flips, shared, same_first) in enumerate(found.layers_MC):
+    assert comparison.first_T.tolist() == first
+    for layer, (tokens, flips, shared, same_first) in enumerate(comparison.layers_MC):
         rows = np.flatnonzero(counted_T & ~unknown_TM[:, layer])
         assert tokens == len(rows)
         assert flips == flipped_TM[rows, layer].sum()
@@ -47,13 +47,20 @@ def test_flips_are_read_back_where_they_were_made(rng):
     for at, flags_TM in enumerate((~flipped_TM, flipped_TM)):
         margins = margin_TM[flags_TM & ~unknown_TM & counted_T[:, None]]
         expected, _ = np.histogram(margins, bins=[-np.inf, *MARGIN_EDGES, np.inf])
-        assert found.margins_2B[at].tolist() == expected.tolist() and len(expected) == MARGIN_BINS
+        assert (
+            comparison.margins_2B[at].tolist() == expected.tolist() and len(expected) == MARGIN_BINS
+        )
 
 
 def test_a_different_number_of_experts_is_a_flip_everywhere():
     engine_TMK = np.tile(np.arange(4, dtype=np.uint16), (3, 2, 1))
-    found = compare_routes(engine_TMK, engine_TMK[..., :2], np.ones((3, 2)), np.ones(3, dtype=bool))
-    assert found.flips_T.tolist() == [2, 2, 2] and found.layers_MC[:, 2].tolist() == [6, 6]
+    comparison = compare_routes(
+        engine_TMK, engine_TMK[..., :2], np.ones((3, 2)), np.ones(3, dtype=bool)
+    )
+    assert comparison.flips_T.tolist() == [2, 2, 2] and comparison.layers_MC[:, 2].tolist() == [
+        6,
+        6,
+    ]
 
 
 def test_impossible_routes_are_refused():
@@ -75,7 +82,7 @@ def test_impossible_routes_are_refused():
 def test_a_margin_on_an_edge_is_in_the_bin_above_it():
     same_TMK = np.tile(np.arange(K, dtype=np.uint16), (3, 1, 1))
     margin_TM = np.array([[2.0**-16], [1.0], [2.0**6]])
-    found = compare_routes(same_TMK, same_TMK, margin_TM, np.ones(3, dtype=bool))
+    comparison = compare_routes(same_TMK, same_TMK, margin_TM, np.ones(3, dtype=bool))
     expected, _ = np.histogram(margin_TM, bins=[-np.inf, *MARGIN_EDGES, np.inf])
-    assert found.margins_2B[0].tolist() == expected.tolist()
-    assert found.margins_2B[0][[0, 1]].tolist() == [0, 1]
+    assert comparison.margins_2B[0].tolist() == expected.tolist()
+    assert comparison.margins_2B[0][[0, 1]].tolist() == [0, 1]

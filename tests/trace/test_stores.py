@@ -95,9 +95,9 @@ def fresh(store: Store) -> None:
 
 def numbers(capsys: pytest.CaptureFixture[str], *typed: str) -> Any:
     assert run([*typed, "--json", "--quiet"]) == 0, capsys.readouterr().err
-    found = json.loads(capsys.readouterr().out)
-    own = found.keys() - {"traces", "suspects", "skipped"}
-    return {name: found[name] for name in own}
+    result = json.loads(capsys.readouterr().out)
+    own = result.keys() - {"traces", "suspects", "skipped"}
+    return {name: result[name] for name in own}
 
 
 READING = (
@@ -178,8 +178,8 @@ def test_a_damaged_shard_on_a_store_is_named_and_skipped(store, trace, capsys):
             file.write(content)
     assert run(["report", "s3://bucket/broken", "--json"]) == 1
     assert "s3://bucket/broken/trace/shard-00003.parquet is damaged" in capsys.readouterr().err
-    found = numbers(capsys, "report", "s3://bucket/broken", "--skip-broken")
-    assert list(found["about"]["partial"][0]["broken_shards"]) == ["shard-00003.parquet"]
+    result = numbers(capsys, "report", "s3://bucket/broken", "--skip-broken")
+    assert list(result["about"]["partial"][0]["broken_shards"]) == ["shard-00003.parquet"]
 
 
 def test_paths_within_file_systems():

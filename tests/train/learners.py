@@ -68,14 +68,11 @@ def make_samples(
     own.
     """
     rng = np.random.default_rng(0)
-    requests = [
-        ScoreRequest(
-            [5, 7 + i],
-            rng.integers(0, VOCABULARY, length).tolist(),
-            rng.integers(0, VOCABULARY, (length, TOP_K)).astype(np.int32),
-        )
-        for i, length in enumerate(lengths)
-    ]
+    requests = []
+    for i, length in enumerate(lengths):
+        ids = rng.integers(0, VOCABULARY, length).tolist()
+        topk_ids = rng.integers(0, VOCABULARY, (length, TOP_K)).astype(np.int32)
+        requests.append(ScoreRequest([5, 7 + i], ids, topk_ids))
     samples = []
     for i, score in enumerate(learner.trainer.score(requests, token_budget=500)):
         noise_2T = gap * rng.normal(size=(2, lengths[i]))
@@ -101,21 +98,11 @@ def by_hand(
     """The gradient of the published objective over only the model's tokens, in float64, and
     their log π.
     """
-    model, rows, entropies, luck = deepcopy(learner.model).double(), [], [], []
+    model = deepcopy(learner.model).double()
     model.zero_grad(set_to_none=True)
-    for sample in samples:
-        said, sampled_T = sample.rollout, sample.rollout.sampled_T
-        place_N = np.arange(len(said.response_ids)) if sampled_T is None else sampled_T.nonzero()[0]
-        ids = torch.tensor([said.prompt_ids + said.response_ids])
-        logits_TV = model(input_ids=ids).logits[0, len(said.prompt_ids) - 1 : -1]
-        logp_NV = logits_TV.log_softmax(-1)[place_N]
-        rows.append(logp_NV.gather(1, torch.tensor(said.response_ids)[place_N][:, None])[:, 0])
-        entropies.append(-(logp_NV.detach().exp() * logp_NV.detach()).sum(-1))
-        key = hash_keys(*(np.array([key]) for key in sample.row_key))
-        luck.append(mix(key + place_N.astype(np.uint64)))
-    logp_N, lengths = torch.cat(rows), list(map(len, rows))
-    recomputed = [s.rollout.of_sampled(s.logp_recomputed_T) for s in samples]
-    rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
+    read = [sampled_tokens(model, sample) for sample in samples]
+    logps, entropies, luck, recomputed, rollout = zip(*read, strict=True)
+    logp_N, lengths = torch.cat(logps), list(map(len, logps))
     flat = [torch.from_numpy(np.concatenate(parts)).double() for parts in (recomputed, rollout)]
     advantage_N = torch.tensor(np.repeat([sample.advantage for sample in samples], lengths))
     luck_N = torch.from_numpy((np.concatenate(luck) >> np.uint64(11)) * 2.0**-53)
@@ -128,13 +115,33 @@ def by_hand(
     return expected, logp_N.detach()
 
 
+def sampled_tokens(
+    model: Any, sample: LearnedResponse
+) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """Of the tokens that the model sampled: its log π, the entropy, their draws, and what was
+    recorded at the sampling weights and by the engine.
+    """
+    said, sampled_T = sample.rollout, sample.rollout.sampled_T
+    place_N = np.arange(len(said.response_ids)) if sampled_T is None else sampled_T.nonzero()[0]
+    ids = torch.tensor([said.prompt_ids + said.response_ids])
+    logits_TV = model(input_ids=ids).logits[0, len(said.prompt_ids) - 1 : -1]
+    logp_NV = logits_TV.log_softmax(-1)[place_N]
+    logp_N = logp_NV.gather(1, torch.tensor(said.response_ids)[place_N][:, None])[:, 0]
+    entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
+    # The draw of a token follows from the key of its row and its place
+    key = hash_keys(*np.array(sample.row_key)[:, None])
+    luck_N = mix(key + place_N.astype(np.uint64))
+    recomputed_N = said.of_sampled(sample.logp_recomputed_T)
+    return logp_N, entropy_N, luck_N, recomputed_N, said.of_sampled(said.logp_rollout_T)
+
+
 def assert_same_gradients(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
+    gradients: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5
 ) -> None:
     """`tolerance`: relative to the largest gradient of all."""
-    assert set(found) == set(expected)
+    assert set(gradients) == set(expected)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     assert largest > 0, "nothing is learnt: nothing is compared"
     for name, gradient in expected.items():
         limits = {"atol": tolerance * largest, "rtol": 1e-4}
-        torch.testing.assert_close(found[name].double(), gradient.double(), **limits)
+        torch.testing.assert_close(gradients[name].double(), gradient.double(), **limits)

@@ -76,11 +76,12 @@ def trained_dynamically(
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "third.py").write_text(_EVERY_THIRD, encoding="utf-8")
     own = {"dataset": str(folder / "rows.jsonl"), "reward": f"{folder}/third.py:every_third"}
-    config, seen = load_config("miniature", SMALL | DYNAMIC | own), list[dict[str, Any]]()
+    config, records = load_config("miniature", SMALL | DYNAMIC | own), list[dict[str, Any]]()
+    # A response alone in its batch is the same on any number of ranks
     before, hf._ARGUMENTS["batch_size"] = hf._ARGUMENTS["batch_size"], 1
     try:
-        stop = lambda: len(seen) == stop_after  # noqa: E731
-        train(config, folder / "run", seen.append, resume=resume, stop=stop, world=world)
+        stop = lambda: len(records) == stop_after  # noqa: E731
+        train(config, folder / "run", records.append, resume=resume, stop=stop, world=world)
     finally:
         hf._ARGUMENTS["batch_size"] = before
 
@@ -113,11 +114,10 @@ def talk_file(folder: Path) -> str:
 
 def game_file(folder: Path) -> str:
     """The game of docs/environments.md."""
-    (file,) = (
-        s for s in steps(DOCS / "environments.md") if isinstance(s, File) and s.name == "simon.py"
-    )
-    path = folder / file.name
-    path.write_text(file.text, encoding="utf-8")
+    path = folder / "simon.py"
+    for step in steps(DOCS / "environments.md"):
+        if isinstance(step, File) and step.name == path.name:
+            path.write_text(step.text, encoding="utf-8")
     return f"{path}:Simon"
 
 
@@ -128,17 +128,19 @@ def run(
     folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any
 ) -> list[dict[str, Any]]:
     """The records of the finished steps."""
-    seen: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     config = load_config("miniature", SMALL | changes)
-    train(config, folder, seen.append, resume=resume, stop=lambda: len(seen) == stop_after)
-    return seen
+    train(config, folder, records.append, resume=resume, stop=lambda: len(records) == stop_after)
+    return records
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """The metrics without phase times; NaN and Infinity, which JSON does not have, are an error."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line, parse_constant=_refuse) for line in lines]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
+    records = [json.loads(line, parse_constant=_refuse) for line in lines]
+    for record in records:
+        record.pop("seconds", None)
+    return records
 
 
 def _refuse(constant: str) -> None:

@@ -102,10 +102,10 @@ class OneOfTwo(World):
 
 def test_a_rank_chooses_what_one_process_would():
     """Every token of a sixteenth of the responses."""
-    halves, found = (HASHES[:160], HASHES[160:]), []
+    halves, chosen = (HASHES[:160], HASHES[160:]), []
     for rank, half in enumerate(halves):
         world = OneOfTwo(rank, 2, others=(halves[1 - rank],))
         places = bounds.choose_tokens([RESPONSE] * 160, half, 10**6, 1 / 16, world)
-        found += [160 * rank + row for row in places]
+        chosen += [160 * rank + row for row in places]
     alone = bounds.choose_tokens([RESPONSE] * 320, HASHES, 10**6, 1 / 16, ALONE)
-    assert found == [*alone] and len(alone) == 20
+    assert chosen == [*alone] and len(alone) == 20

@@ -23,12 +23,14 @@ from tests.train.small_runs import DYNAMIC, SMALL, numbers, run, trained_dynamic
 def groups(folder: Path, step: int) -> dict[int, list[float]]:
     """The problems of a step with the rewards of their responses."""
     (batch,) = Trace.open(folder / "traces" / f"step-{step}").batches()
-    found = {
+    rewards_by_group = {
         int(i): sorted(batch.reward_S[batch.prompt_id_S == i].tolist())
         for i in np.unique(batch.prompt_id_S)
     }
-    assert {len(rewards) for rewards in found.values()} == {DYNAMIC["samples_per_prompt"]}
-    return found
+    assert {len(rewards) for rewards in rewards_by_group.values()} == {
+        DYNAMIC["samples_per_prompt"]
+    }
+    return rewards_by_group
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +47,14 @@ def test_a_step_learns_from_groups_that_teach(alone):
     lines = numbers(alone / "run")
     assert [line["sampled"]["groups"] % 4 for line in lines] == [0, 0]
     for line in lines:
-        earned, found = groups(alone / "run", line["step"]), line["sampled"]
+        earned, samples = groups(alone / "run", line["step"]), line["sampled"]
         teaching = [i for i, rewards in earned.items() if rewards[0] < rewards[-1]]
         assert len(earned) == 4 and all(i % 3 == 0 for i in teaching)
-        assert len(teaching) == min(4, found["teaching"]) > 1
+        assert len(teaching) == min(4, samples["teaching"]) > 1
         # It used all its attempts before it filled up with others
-        assert found["groups"] == 12 or len(teaching) == 4
+        assert samples["groups"] == 12 or len(teaching) == 4
         assert line["grad_norm"] > 0
-        assert 0 < found["reward"] < 1 and found["reward"] != pytest.approx(line["reward"])
+        assert 0 < samples["reward"] < 1 and samples["reward"] != pytest.approx(line["reward"])
 
 
 @pytest.mark.slow
@@ -61,11 +63,11 @@ def test_two_ranks_choose_the_same(alone, tmp_path):
     differs.
     """
     run_on(2, "dynamic", tmp_path)
-    for expected, found in zip(numbers(alone / "run"), numbers(tmp_path / "run"), strict=True):
-        assert expected["sampled"] == pytest.approx(found["sampled"])
+    for expected, record in zip(numbers(alone / "run"), numbers(tmp_path / "run"), strict=True):
+        assert expected["sampled"] == pytest.approx(record["sampled"])
         assert (
-            expected["reward"] == pytest.approx(found["reward"])
-            and expected["length"] == found["length"]
+            expected["reward"] == pytest.approx(record["reward"])
+            and expected["length"] == record["length"]
         )
         assert groups(alone / "run", expected["step"]) == groups(tmp_path / "run", expected["step"])
 

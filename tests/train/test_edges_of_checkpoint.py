@@ -23,13 +23,13 @@ def test_a_checkpoint_of_an_earlier_version_is_among_those_of_a_run(tmp_path):
     }
     state = {"step": 2, "learner": learner, "sync": {"before": None, "gap": 0.5}, "judge": {}}
     torch.save(state, folder / "state.pt")
-    found = latest_checkpoint(tmp_path)
-    assert found is not None and found.step == 2 and found.folder == folder
-    assert found.facts["learner"] == {"version": 4, "loss_scale": 1.0}
-    assert found.facts["sync"] == {"before": False, "gap": 0.5}
+    checkpoint = latest_checkpoint(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 2 and checkpoint.folder == folder
+    assert checkpoint.facts["learner"] == {"version": 4, "loss_scale": 1.0}
+    assert checkpoint.facts["sync"] == {"before": False, "gap": 0.5}
     kinds = ("weight", "exp_avg")
     tensors = {f"{kind}.{name}": torch.zeros(2) for kind in kinds for name in ("b", "a")}
-    found.load(tensors)
+    checkpoint.load(tensors)
     assert {name: tensor[0].item() for name, tensor in tensors.items()} == {
         "weight.b": 1.0,
         "weight.a": 2.0,

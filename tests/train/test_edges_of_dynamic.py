@@ -31,8 +31,8 @@ def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
         sample=lambda posed, number, samples: posed,
         graded=lambda number, posed, rollouts: step_of(posed[::2]),
     )
-    found = with_other_problems(run, step_of(own))
-    return found.posed[::2], found.sampled["groups"]
+    step = with_other_problems(run, step_of(own))
+    return step.posed[::2], step.sampled["groups"]
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
     ],
 )
 def test_no_more_problems_are_sampled_than_the_step_needs(own, expected, sampled):
-    found = learned_from(own, ["c", "same again"], ["e", "f"], ["g", "h"])
-    assert found == (expected, sampled)
+    step = learned_from(own, ["c", "same again"], ["e", "f"], ["g", "h"])
+    assert step == (expected, sampled)

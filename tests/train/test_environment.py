@@ -127,16 +127,16 @@ def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
 
 def test_processes_share_the_samples_of_a_problem(environments, monkeypatch):
     """With the names that training gives its episodes: step, problem, sample, process."""
-    games, asked = environments("Counting", processes=2), list[int]()
+    games, numbers = environments("Counting", processes=2), list[int]()
     for number, child in enumerate(games.children):
 
         def noting(*question: Any, number: int = number, ask: Any = child.ask) -> Any:
-            asked.append(number)
+            numbers.append(number)
             return ask(*question)
 
         monkeypatch.setattr(child, "ask", noting)
     games.begin([starting((1, 7, i, i), 3, Problem(7, "count", None)) for i in range(8)])
-    assert sorted(asked) == [0] * 4 + [1] * 4
+    assert sorted(numbers) == [0] * 4 + [1] * 4
 
 
 def test_messages_and_three_return_values_suffice(environments):

@@ -187,8 +187,10 @@ def test_rules_beyond_single_tokens_train_on_episodes_too(game, algorithm, tmp_p
         "episodes": 2,
         "trace_every": 1,
     }
-    seen = run(tmp_path / "run", **changes, algorithm=algorithm, recompute=True, learning_rate=2e-3)
-    assert seen[0]["grad_norm"] > 0 and seen[0]["blocked"] is not None
+    records = run(
+        tmp_path / "run", **changes, algorithm=algorithm, recompute=True, learning_rate=2e-3
+    )
+    assert records[0]["grad_norm"] > 0 and records[0]["blocked"] is not None
     (batch,) = Trace.open(tmp_path / "run" / "traces" / "step-1").batches()
     masked_T = ~batch.loss_mask_T
     assert masked_T.any() and np.isnan(batch.logp_recomputed_T[masked_T]).all()
@@ -215,13 +217,15 @@ def test_problems_of_a_data_set_reach_the_environment(echo, tmp_path):
         "dynamic_sampling": 1,
         "prompts_per_step": 2,
     }
-    seen = run(tmp_path / "run", environment=f"{echo}:Again", **settings, **evaluated)
+    records = run(tmp_path / "run", environment=f"{echo}:Again", **settings, **evaluated)
     assert (
-        1 < seen[0]["turns"] < 2 and 0 < seen[0]["reward"] < 1 and seen[0]["sampled"]["groups"] >= 2
+        1 < records[0]["turns"] < 2
+        and 0 < records[0]["reward"] < 1
+        and records[0]["sampled"]["groups"] >= 2
     )
     # Cold, and with a second try
-    assert seen[0]["eval"].keys() == {"one", "two"} and seen[0]["eval_accuracy"] > 0.3
-    assert seen[0]["length"] < 110  # of the model's own tokens
+    assert records[0]["eval"].keys() == {"one", "two"} and records[0]["eval_accuracy"] > 0.3
+    assert records[0]["length"] < 110  # of the model's own tokens
 
 
 class Played:
@@ -243,11 +247,11 @@ PROBLEMS = [Problem(number, "", None) for number in (0, 0, 1, 1)]
 
 
 def played(where: str, **changes: Any) -> list[Episode]:
-    found = Played(where, **changes)
+    game = Played(where, **changes)
     try:
-        return found.play(PROBLEMS, 1, 2)
+        return game.play(PROBLEMS, 1, 2)
     finally:
-        found.environments.stop()
+        game.environments.stop()
 
 
 def test_an_episode_ends_at_every_limit_with_a_turn_of_the_model(echo):
@@ -282,9 +286,9 @@ def test_the_environment_gets_the_models_text(echo):
 
 
 def test_a_repeated_step_has_the_same_tokens_and_other_steps_differ(echo):
-    found = Played(f"{echo}:Echo", max_turns=2)
-    first, again, later = (found.play(PROBLEMS, step, 2) for step in (1, 1, 2))
-    found.environments.stop()
+    game = Played(f"{echo}:Echo", max_turns=2)
+    first, again, later = (game.play(PROBLEMS, step, 2) for step in (1, 1, 2))
+    game.environments.stop()
     assert (
         [e.response_ids for e in first]
         == [e.response_ids for e in again]
@@ -349,24 +353,24 @@ def test_experts_are_replayed_in_every_turn(tmp_path):
 
 def test_each_turn_draws_from_a_seed_of_its_own(echo, monkeypatch):
     """A later version that resumes a run must sample the same."""
-    found, seeds = Played(f"{echo}:Echo", max_turns=2, max_tokens=200, seed=7), list[list[int]]()
-    sample = found.engine.sample
+    game, seeds = Played(f"{echo}:Echo", max_turns=2, max_tokens=200, seed=7), list[list[int]]()
+    sample = game.engine.sample
 
     def noted(requests: list[Request], *rest: Any) -> Any:
         seeds.append([request.seed for request in requests])
         return sample(requests, *rest)
 
-    monkeypatch.setattr(found.engine, "sample", noted)
-    found.play(PROBLEMS, 3, 2)
-    found.environments.stop()
+    monkeypatch.setattr(game.engine, "sample", noted)
+    game.play(PROBLEMS, 3, 2)
+    game.environments.stop()
     episodes = [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert seeds == [[sample_seed(7, *names, 3, turn) for names in episodes] for turn in (0, 1)]
 
 
 def test_a_single_observation_without_room_names_its_problem(echo):
     """The other problem has room."""
-    found = Played(f"{echo}:Again", context=40)
+    game = Played(f"{echo}:Again", context=40)
     problems = [Problem(5, "1 + 1?", "2"), Problem(9, "1 + 1? " * 40, "2")]
     with pytest.raises(MismatchError, match="first observation of problem 9 cannot be a prompt"):
-        found.play(problems, 1, 1)
-    found.environments.stop()
+        game.play(problems, 1, 1)
+    game.environments.stop()

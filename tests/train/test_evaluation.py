@@ -75,7 +75,7 @@ def evaluated(
     to its engine.
     """
     folder = tmp_path_factory.mktemp("sets")
-    asked, said = list[tuple[int, SamplingSettings | None]](), list[str]()
+    calls, said = list[tuple[int, SamplingSettings | None]](), list[str]()
     settings = {
         "eval_dataset": sets_in(folder),
         "eval_samples": 2,
@@ -90,7 +90,7 @@ def evaluated(
     plain = HfEngine.sample
 
     def noting(self: HfEngine, requests: Any, on_finished: Any) -> Any:
-        asked.extend((len(r.prompt_ids), r.sampling) for r in requests)
+        calls.extend((len(r.prompt_ids), r.sampling) for r in requests)
         return plain(self, requests, on_finished)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -99,7 +99,7 @@ def evaluated(
         made = RunInProgress(config_of(**settings), folder / "again", said.append)
         evaluate_before(made)
         made.close()
-    return folder / "run", said, settings, asked
+    return folder / "run", said, settings, calls
 
 
 def test_each_set_counts_once(evaluated):
@@ -118,18 +118,22 @@ def test_each_set_counts_once(evaluated):
 
 
 def test_an_evaluation_has_its_own_sampling_settings(evaluated):
-    asked = [sampling for _, sampling in evaluated[3]]
-    assert len(asked) == 10 + 2 * (16 + 10) + 10
+    settings = [sampling for _, sampling in evaluated[3]]
+    assert len(settings) == 10 + 2 * (16 + 10) + 10
     own = SamplingSettings(temperature=0.5, top_p=0.8, max_tokens=48)
-    assert asked[:10] == [own] * 10 and asked[10:26] == [None] * 16 and asked[26:36] == [own] * 10
+    assert (
+        settings[:10] == [own] * 10
+        and settings[10:26] == [None] * 16
+        and settings[26:36] == [own] * 10
+    )
     as_trained = evaluation_sampling(config_of(temperature=0.7))
     assert as_trained == SamplingSettings(temperature=0.7, max_tokens=SMALL["max_tokens"])
 
 
 def test_a_report_shows_each_set(evaluated):
-    (found,) = read_runs([evaluated[0]])
+    (run,) = read_runs([evaluated[0]])
     lines = numbers(evaluated[0])
-    assert found.accuracy_by_set == {
+    assert run.accuracy_by_set == {
         name: SetAccuracy(
             before=lines[0]["eval"][name],
             final=lines[2]["eval"][name],
@@ -137,9 +141,9 @@ def test_a_report_shows_each_set(evaluated):
         )
         for name in ("four", "one")
     }
-    (told,) = TrainingAnalysis.of([found]).to_json()["runs"]
-    assert told["accuracy_by_set"] == to_json(found.accuracy_by_set)
-    assert told["final_accuracy"] == lines[2]["eval_accuracy"]
+    (run_json,) = TrainingAnalysis.of([run]).to_json()["runs"]
+    assert run_json["accuracy_by_set"] == to_json(run.accuracy_by_set)
+    assert run_json["final_accuracy"] == lines[2]["eval_accuracy"]
 
 
 def test_a_context_holds_prompt_and_response_together(tmp_path):
@@ -193,17 +197,22 @@ def test_one_set_is_evaluated_as_before(tmp_path):
         tmp_path / "run",
         lambda _: None,
     )
-    found = evaluate(made, 3)
+    evaluation = evaluate(made, 3)
     made.close()
-    assert list(found["eval"]) == ["four"] and found["eval"]["four"] == found["eval_accuracy"]
+    assert (
+        list(evaluation["eval"]) == ["four"]
+        and evaluation["eval"]["four"] == evaluation["eval_accuracy"]
+    )
 
 
 def test_before_the_first_step_each_set_is_named_where_there_are_several(monkeypatch):
     said: list[str] = []
     a_run: Any = SimpleNamespace(say=said.append, write=lambda _: None, save=lambda _: None)
     for sets in ({"math": 0.25}, {"math": 0.25, "words": 0.75}):
-        found = {"eval_accuracy": 0.5, "eval": sets}
-        monkeypatch.setattr("mismatch_cli.train.evaluation.evaluate", lambda *_, found=found: found)
+        evaluation = {"eval_accuracy": 0.5, "eval": sets}
+        monkeypatch.setattr(
+            "mismatch_cli.train.evaluation.evaluate", lambda *_, evaluation=evaluation: evaluation
+        )
         evaluate_before(a_run)
     first = "Accuracy before the first step: 0.500"
     assert said == [first, f"{first} (math 0.250, words 0.750)"]

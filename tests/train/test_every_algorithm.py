@@ -67,9 +67,9 @@ def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: st
     add_to_first_pass(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, batch_values=gathering.settle()))
     summary.update(batch)
-    found = summary.result(0).algorithms[0].blocked.all.value
+    blocked = summary.result(0).algorithms[0].blocked.all.value
     last = json.loads((alone / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert found == last["blocked"]
+    assert blocked == last["blocked"]
     assert len(np.unique(batch.minibatch_S)) == SHORT["minibatches"]
 
 

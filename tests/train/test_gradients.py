@@ -74,18 +74,18 @@ def drawn(
     seed: int, kind: str, algorithm: Algorithm, responses: int = RESPONSES
 ) -> tuple[Policies, Tensor]:
     """Policies and advantages, all rows of one batch, after a first pass over it."""
-    given = random_policies(seed, responses=responses)
-    advantage_T = advantages(given, kind, seed)
-    keyed = with_keys(given, np.zeros(responses, dtype=np.int64), PROMPTS[:responses])
+    batch = random_policies(seed, responses=responses)
+    advantage_T = advantages(batch, kind, seed)
+    keyed = with_keys(batch, np.zeros(responses, dtype=np.int64), PROMPTS[:responses])
     return gathered(keyed, algorithm.batch_rules, advantage_T), advantage_T
 
 
-def advantages(given: Policies, kind: str, seed: int) -> Tensor:
+def advantages(batch: Policies, kind: str, seed: int) -> Tensor:
     """One advantage per response or per token; some are zero."""
-    count = len(given.responses.length_S) if kind == "per response" else len(given.trainer)
+    count = len(batch.responses.length_S) if kind == "per response" else len(batch.trainer)
     drawn = signs(count, seed + 100)
     drawn[::9] = 0
-    return drawn[given.responses.response_T] if kind == "per response" else drawn
+    return drawn[batch.responses.response_T] if kind == "per response" else drawn
 
 
 def test_every_row_has_its_published_objective() -> None:
@@ -93,11 +93,11 @@ def test_every_row_has_its_published_objective() -> None:
     assert len(OF_TABLE) > len(OBJECTIVES) and not set(OF_TABLE) & set(OF_OWNERS)
 
 
-def scale_T(given: Policies, aggregation: str) -> Tensor:
+def scale_T(batch: Policies, aggregation: str) -> Tensor:
     scale_S = torch.from_numpy(
-        response_scale(aggregation, given.responses.length_S.numpy(), LONGEST)
+        response_scale(aggregation, batch.responses.length_S.numpy(), LONGEST)
     )
-    return scale_S[given.responses.response_T]
+    return scale_S[batch.responses.response_T]
 
 
 OF_KINDS = [
@@ -115,9 +115,9 @@ def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str)
     if kind == "per token":
         objective = PER_TOKEN.get(spec) or objective
     for seed in (0, 1):
-        given, advantage_T = drawn(seed, kind, algorithm)
-        tokens = sample(given, advantage_T)
-        found_T = coefficient_T(algorithm, given, advantage_T)
+        batch, advantage_T = drawn(seed, kind, algorithm)
+        tokens = sample(batch, advantage_T)
+        found_T = coefficient_T(algorithm, batch, advantage_T)
         assert (found_T != 0).any()
         terms_T = objective(tokens)
         for aggregation in AGGREGATIONS:
@@ -125,7 +125,7 @@ def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str)
             (gradient_T,) = torch.autograd.grad(loss, tokens.logp, retain_graph=True)
             unit = gradient_T.abs().max()
             torch.testing.assert_close(
-                scale_T(given, aggregation) * found_T / unit,
+                scale_T(batch, aggregation) * found_T / unit,
                 gradient_T / unit,
                 rtol=1e-10,
                 atol=1e-10,
@@ -147,13 +147,13 @@ def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once
     """∇ of a mean contains 1/|y|: as published, over responses, or as in frameworks, repeated at
     each token.
     """
-    algorithm, given = parse_algorithm(spec), random_policies(0, responses=RESPONSES)
-    advantage_T = advantages(given, "per response", 0)
-    kept_T = keep_T(algorithm, given, advantage_T).double()
+    algorithm, batch = parse_algorithm(spec), random_policies(0, responses=RESPONSES)
+    advantage_T = advantages(batch, "per response", 0)
+    kept_T = keep_T(algorithm, batch, advantage_T).double()
     (factor,) = algorithm.weight
-    logp = given.trainer.clone().requires_grad_()
-    anchor_T = given.rollout if factor.ratio.anchor == "rollout" else given.recomputed
-    lengths, first = given.responses.length_S.tolist(), given.offset_S1[:-1]
+    logp = batch.trainer.clone().requires_grad_()
+    anchor_T = batch.rollout if factor.ratio.anchor == "rollout" else batch.recomputed
+    lengths, first = batch.responses.length_S.tolist(), batch.offset_S1[:-1]
     parts = (logp - anchor_T).split(lengths)
     ratio_S = torch.stack([part.mean().exp() for part in parts])
     # No gradient through the cap
@@ -162,14 +162,14 @@ def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once
     terms_T = torch.cat(
         [(ratio_S * (kept_T * advantage_T)[first])[s].expand(n) for s, n in enumerate(lengths)]
     )
-    found_T = coefficient_T(algorithm, given, advantage_T)
+    found_T = coefficient_T(algorithm, batch, advantage_T)
     for aggregation in AGGREGATIONS:
         losses = [aggregated(terms_T, lengths, aggregation, LONGEST)]
         losses += [published] * (aggregation == "sequence-mean")
         for loss in losses:
             (gradient_T,) = torch.autograd.grad(loss, logp, retain_graph=True)
             torch.testing.assert_close(
-                scale_T(given, aggregation) * found_T, gradient_T, rtol=1e-10, atol=1e-14
+                scale_T(batch, aggregation) * found_T, gradient_T, rtol=1e-10, atol=1e-14
             )
 
 
@@ -181,11 +181,11 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
     """The paper's eq. 5, TRL's broadcast and verl's token form, which verl always aggregates
     this way.
     """
-    given = random_policies(0)
-    advantage_T = advantages(given, "per response", 0)
+    batch = random_policies(0)
+    advantage_T = advantages(batch, "per response", 0)
     gradients: list[Tensor] = []
     for objective in (gspo_responses, gspo, gspo_token):
-        tokens = sample(given, advantage_T)
+        tokens = sample(batch, advantage_T)
         terms = objective(tokens, tokens.logp_old)
         lengths = tokens.lengths if len(terms) == len(advantage_T) else [1] * len(terms)
         gradients += torch.autograd.grad(
@@ -200,18 +200,18 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
 def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
     """Otherwise the equality above would hold for a row without its masks."""
     for seed, kind in ((0, "per response"), (1, "per token")):
-        given, advantage_T = drawn(seed, kind, ROWS[name])
+        batch, advantage_T = drawn(seed, kind, ROWS[name])
         for mask in ROWS[name].masks:
-            kept_T = decide(mask, given, advantage_T).keep_T[advantage_T != 0]
+            kept_T = decide(mask, batch, advantage_T).keep_T[advantage_T != 0]
             assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
 
 
 @looped("name", [name for name, row in ROWS.items() if any(f.bounded for f in row.weight)])
 def test_the_random_tokens_reach_every_cap(name: str) -> None:
-    given = random_policies(0)
+    batch = random_policies(0)
     for factor in (factor for factor in ROWS[name].weight if factor.bounded):
         ratio_T, (floor, cap) = (
-            given.compare(factor.ratio).level_ratio_T(factor.ratio.level),
+            batch.compare(factor.ratio).level_ratio_T(factor.ratio.level),
             factor.bounds,
         )
         assert min((ratio_T > cap).sum(), (ratio_T < cap).sum()) >= (5 if cap < 100 else 1)
@@ -220,26 +220,26 @@ def test_the_random_tokens_reach_every_cap(name: str) -> None:
 
 def test_rho_times_the_trainers_own_ratio_is_the_ratio_to_the_rollout() -> None:
     """So PPO with the untruncated engine gap has the weight of DPPO."""
-    given = random_policies(2)
+    batch = random_policies(2)
     r_T, own_T, gap_T = (
-        given.compare(x).ratio_T for x in (TRAINER_ROLLOUT, TRAINER_RECOMPUTED, ENGINE_GAP)
+        batch.compare(x).ratio_T for x in (TRAINER_ROLLOUT, TRAINER_RECOMPUTED, ENGINE_GAP)
     )
     torch.testing.assert_close(gap_T * own_T, r_T, rtol=1e-12, atol=0)
     masks = TABLE["ppo"].masks
     split = Algorithm("split", masks, (capped(TRAINER_RECOMPUTED), capped(ENGINE_GAP)), "")
     whole = Algorithm("whole", masks, (capped(TRAINER_ROLLOUT),), "")
     advantage_T = signs(len(r_T))
-    weights = [weight_T(algorithm, given, advantage_T) for algorithm in (split, whole)]
+    weights = [weight_T(algorithm, batch, advantage_T) for algorithm in (split, whole)]
     torch.testing.assert_close(*weights, rtol=1e-12, atol=0)
     torch.testing.assert_close(
-        coefficient_T(split, given, advantage_T), coefficient_T(whole, given, advantage_T)
+        coefficient_T(split, batch, advantage_T), coefficient_T(whole, batch, advantage_T)
     )
-    torch.testing.assert_close(weight_T(TABLE["pg-is"], given, advantage_T), r_T, rtol=0, atol=0)
+    torch.testing.assert_close(weight_T(TABLE["pg-is"], batch, advantage_T), r_T, rtol=0, atol=0)
 
 
 def test_weights_between_bounds_by_hand() -> None:
     rollout = torch.zeros(3, dtype=torch.float64)
-    given = Policies(
+    batch = Policies(
         rollout,
         torch.tensor([0.25, 1.0, 8.0], dtype=torch.float64).log(),
         None,
@@ -247,15 +247,15 @@ def test_weights_between_bounds_by_hand() -> None:
     )
     bounded = Algorithm("bounded", (), (capped(TRAINER_ROLLOUT, floor=0.5, cap=3),), "")
     advantage_T = torch.tensor([1.0, -2, 3], dtype=torch.float64)
-    assert weight_T(bounded, given, advantage_T).tolist() == pytest.approx([0.5, 1, 3])
+    assert weight_T(bounded, batch, advantage_T).tolist() == pytest.approx([0.5, 1, 3])
     product = Ratio(level="product")
     mean = Ratio(level="mean")
     of_product, of_mean = (Algorithm("", (), (capped(ratio),), "") for ratio in (product, mean))
-    assert weight_T(of_product, given, advantage_T).tolist() == pytest.approx([2] * 3)
-    assert weight_T(of_mean, given, advantage_T).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
-    assert coefficient_T(of_product, given, advantage_T).tolist() == pytest.approx([2, -4, 6])
+    assert weight_T(of_product, batch, advantage_T).tolist() == pytest.approx([2] * 3)
+    assert weight_T(of_mean, batch, advantage_T).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
+    assert coefficient_T(of_product, batch, advantage_T).tolist() == pytest.approx([2, -4, 6])
     mean_weight = 2 ** (1 / 3)  # 1/|y| is the aggregation's
-    assert coefficient_T(of_mean, given, advantage_T).tolist() == pytest.approx(
+    assert coefficient_T(of_mean, batch, advantage_T).tolist() == pytest.approx(
         [mean_weight, -2 * mean_weight, 3 * mean_weight]
     )
 
@@ -270,17 +270,17 @@ def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
     """So a limit on the gradient norm means the same for all of them, except those named above."""
     drawn = equal_policies(random_policies(3, responses=20))
     for dtype in (torch.float32, torch.float64):
-        given = cast(drawn, dtype)
-        advantage_T = advantages(given, "per token", 3).to(dtype)
+        batch = cast(drawn, dtype)
+        advantage_T = advantages(batch, "per token", 3).to(dtype)
         kept_T, weights_T = (
-            keep_T(ROWS[name], given, advantage_T),
-            weight_T(ROWS[name], given, advantage_T),
+            keep_T(ROWS[name], batch, advantage_T),
+            weight_T(ROWS[name], batch, advantage_T),
         )
         assert kept_T.all() == (name not in CHOOSES)
         sizes_T = weights_T[advantage_T != 0].abs() if name in DIRECTS else weights_T
         assert (sizes_T == torch.tensor(CAPS_BELOW_1.get(name, 1), dtype=dtype)).all()
         expected_T = (kept_T * weights_T * advantage_T).to(dtype)
-        torch.testing.assert_close(coefficient_T(ROWS[name], given, advantage_T), expected_T)
+        torch.testing.assert_close(coefficient_T(ROWS[name], batch, advantage_T), expected_T)
 
 
 def test_a_term_does_not_need_an_advantage() -> None:
@@ -289,37 +289,37 @@ def test_a_term_does_not_need_an_advantage() -> None:
     """
     rows = {name: row for name, row in ROWS.items() if row.term}
     assert set(rows) == {"prime-rl", "dro", "kimi-k1.5", "kl-cov", "kimi-roll"}
-    given = random_policies(2)
-    assert given.recomputed is not None
+    batch = random_policies(2)
+    assert batch.recomputed is not None
     d_T, sum_T = (
-        given.trainer - given.rollout,
-        given.compare(TRAINER_ROLLOUT).level_log_ratio_T("product"),
+        batch.trainer - batch.rollout,
+        batch.compare(TRAINER_ROLLOUT).level_log_ratio_T("product"),
     )
-    zero_T, advantage_T = torch.zeros_like(d_T), advantages(given, "per token", 2)
+    zero_T, advantage_T = torch.zeros_like(d_T), advantages(batch, "per token", 2)
     for name, pull_T in (
         ("prime-rl", -2e-3 * d_T),
         ("dro", -0.05 * d_T),
         ("kimi-k1.5", -0.1 * sum_T),
-        ("kimi-roll", -0.1 * (given.trainer - given.recomputed)),
+        ("kimi-roll", -0.1 * (batch.trainer - batch.recomputed)),
     ):
         torch.testing.assert_close(
-            coefficient_T(rows[name], given, zero_T), pull_T, rtol=1e-14, atol=0
+            coefficient_T(rows[name], batch, zero_T), pull_T, rtol=1e-14, atol=0
         )
         apart = replace(rows[name], term=None)
-        whole_T = coefficient_T(apart, given, advantage_T) + pull_T
+        whole_T = coefficient_T(apart, batch, advantage_T) + pull_T
         torch.testing.assert_close(
-            coefficient_T(rows[name], given, advantage_T), whole_T, rtol=1e-14, atol=0
+            coefficient_T(rows[name], batch, advantage_T), whole_T, rtol=1e-14, atol=0
         )
-    blocked_T = ~keep_T(rows["prime-rl"], given, advantage_T)
+    blocked_T = ~keep_T(rows["prime-rl"], batch, advantage_T)
     assert (
         blocked_T.any()
-        and (coefficient_T(rows["prime-rl"], given, advantage_T)[blocked_T] != 0).all()
+        and (coefficient_T(rows["prime-rl"], batch, advantage_T)[blocked_T] != 0).all()
     )
     # The covariance of a token without an advantage uses the batch's mean, which other tokens
     # determine.
     advantage_T[::2] = 0
-    found_T = coefficient_T(parse_algorithm("kl-cov:share=0.3"), given, advantage_T)[::2]
-    signs_T = (given.recomputed - given.trainer).sign()[::2]
+    found_T = coefficient_T(parse_algorithm("kl-cov:share=0.3"), batch, advantage_T)[::2]
+    signs_T = (batch.recomputed - batch.trainer).sign()[::2]
     assert torch.equal(found_T[found_T != 0], 0.1 * signs_T[found_T != 0])
     assert 5 < (found_T != 0).sum() < len(found_T) - 5
 

@@ -76,7 +76,7 @@ def trust_region(compared, advantage_T):
 @pytest.mark.parametrize("ratio", ["ratio_T", "level_ratio_T('mean')"])
 def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio):
     """Called tile by tile, and on whole responses."""
-    found = []
+    results = []
     for name, leaves, touch in (
         ("quiet", False, False),
         ("touches", False, True),
@@ -92,8 +92,8 @@ def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio)
             assert learner.version == 0
         else:
             learner.update(make_samples(learner))
-            found.append(gradients(learner))
-    assert all(torch.equal(found[0][name], gradient) for name, gradient in found[1].items())
+            results.append(gradients(learner))
+    assert all(torch.equal(results[0][name], gradient) for name, gradient in results[1].items())
 
 
 def test_top_k_rows_need_the_engines_top_k(make_learner):

@@ -64,9 +64,9 @@ def test_every_number_of_a_line_is_documented(unbroken):
     ],
 )
 def test_other_algorithms_go_through_the_same_loop(algorithm, tmp_path):
-    seen = run(tmp_path / "run", steps=1, algorithm=algorithm)
-    assert seen[0]["blocked"] is not None
-    assert seen[0]["seconds"]["recompute"] >= 0
+    records = run(tmp_path / "run", steps=1, algorithm=algorithm)
+    assert records[0]["blocked"] is not None
+    assert records[0]["seconds"]["recompute"] >= 0
 
 
 def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
@@ -87,8 +87,8 @@ def test_a_resumed_low_precision_run_has_the_same_proofs(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["dppo-topk-tv", *at_night("dppo-topk-kl-recompute")])
 def test_top_k_masks_use_what_the_engine_reported(algorithm, tmp_path):
-    seen = run(tmp_path / "run", steps=2, algorithm=algorithm, trace_every=1, learning_rate=3e-3)
-    assert seen[0]["blocked"] is not None
+    records = run(tmp_path / "run", steps=2, algorithm=algorithm, trace_every=1, learning_rate=3e-3)
+    assert records[0]["blocked"] is not None
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-1").batches()))
     assert batch.topk_ids_TK is not None and batch.topk_ids_TK.shape[1] >= 20
     assert batch.topk_logp_trainer_TK is not None
@@ -96,9 +96,10 @@ def test_top_k_masks_use_what_the_engine_reported(algorithm, tmp_path):
         np.exp(columns_TK).sum(axis=1).mean()
         for columns_TK in (batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK)
     ]
-    recorded = [seen[0]["current"][f"topk_mass_{policy}"] for policy in ("rollout", "trainer")]
+    recorded = [records[0]["current"][f"topk_mass_{policy}"] for policy in ("rollout", "trainer")]
     assert (
-        recorded == pytest.approx(masses, rel=1e-6) and "topk_mass_rollout" in seen[0]["mismatch"]
+        recorded == pytest.approx(masses, rel=1e-6)
+        and "topk_mass_rollout" in records[0]["mismatch"]
     )
 
 
@@ -131,7 +132,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     )
     made = RunInProgress(config, tmp_path / "run", said.append)
     evaluate_before(made)
-    found = evaluate(made, 2)
+    evaluation = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
     seeds = [
         [sample_seed(config.sampler.seed, place, sample, -2) for sample in range(3)]
@@ -154,8 +155,8 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     made.close()
     accuracy = pytest.approx(reward_S.reshape(6, 3).mean(axis=1).mean())
     assert (
-        found == {"eval_accuracy": accuracy, "eval": {"evaluation": accuracy}}
-        and 0 < found["eval_accuracy"] < 1
+        evaluation == {"eval_accuracy": accuracy, "eval": {"evaluation": accuracy}}
+        and 0 < evaluation["eval_accuracy"] < 1
     )
     (line,) = numbers(tmp_path / "run")
     assert said == [f"Accuracy before the first step: {line['eval_accuracy']:.3f}"]
@@ -178,8 +179,8 @@ def test_without_eval_every_there_is_one_evaluation_at_the_end(tmp_path):
 
 
 def test_one_problem_is_enough(tmp_path):
-    seen = run(tmp_path / "run", steps=2, num_problems=1, prompts_per_step=1)
-    assert {record["sync"] for record in seen} == {"proven"}
+    records = run(tmp_path / "run", steps=2, num_problems=1, prompts_per_step=1)
+    assert {record["sync"] for record in records} == {"proven"}
     numbers(tmp_path / "run")
 
 
@@ -221,17 +222,17 @@ def test_responses_of_the_longest_length_are_truncated_and_wrong(algorithm, tmp_
 
 
 def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
     write = RunInProgress.write
 
     def recording(self: RunInProgress, record: dict[str, Any]) -> None:
-        found.append(
+        weights.append(
             torch.cat([p.detach().flatten().clone() for p in self.learner.model.parameters()])
         )
         write(self, record)
 
     monkeypatch.setattr(RunInProgress, "write", recording)
-    return found
+    return weights
 
 
 def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeypatch):

@@ -48,9 +48,9 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
     samples = make_samples(whole)
     for learner in (whole, small):
         learner.update(samples)
-    found = gradients(small)
-    assert len(found) == 2 * 7 * 2 and all(".lora_" in name for name in found)
-    largest = max(float(gradient.abs().max()) for gradient in found.values())
+    result = gradients(small)
+    assert len(result) == 2 * 7 * 2 and all(".lora_" in name for name in result)
+    largest = max(float(gradient.abs().max()) for gradient in result.values())
     for name, layer in small.model.named_modules():
         if hasattr(layer, "lora_A"):
             g, a, b = (
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
                 a.weight.grad, 2 * b.weight.T @ g, atol=2e-5 * largest, rtol=1e-3
             )
     assert sum(state["exp_avg"].numel() for state in small.optimizer.state.values()) == sum(
-        gradient.numel() for gradient in found.values()
+        gradient.numel() for gradient in result.values()
     )
 
 
@@ -97,12 +97,12 @@ def test_stopped_and_resumed_equals_unbroken(unbroken_lora, tmp_path):
     ).is_file()
     run(folder, resume=True, **LORA)
     assert_same_run(folder, unbroken_lora)
-    found, expected = (
+    adapter, expected = (
         load_file(each / "adapter" / "adapter_model.safetensors")
         for each in (folder, unbroken_lora)
     )
-    assert found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in expected
+    assert adapter.keys() == expected.keys() and all(
+        torch.equal(adapter[name], expected[name]) for name in expected
     )
 
 
@@ -154,10 +154,10 @@ def save_reward(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_real_vllm_gets_the_merged_weights(tmp_path):
-    seen = run(tmp_path / "run", engine="vllm", steps=3, **LORA)
-    assert [record["sync"] for record in seen] == ["proven"] * 3
-    assert max(record["mismatch"]["abs_dp_mean"] for record in seen) <= 1e-6
-    assert seen[-1]["current"]["abs_dp_mean"] > 1e-4
+    records = run(tmp_path / "run", engine="vllm", steps=3, **LORA)
+    assert [record["sync"] for record in records] == ["proven"] * 3
+    assert max(record["mismatch"]["abs_dp_mean"] for record in records) <= 1e-6
+    assert records[-1]["current"]["abs_dp_mean"] > 1e-4
 
 
 @pytest.mark.slow

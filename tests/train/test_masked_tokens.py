@@ -42,7 +42,7 @@ OF_TOP_K = ("dppo-topk-tv", "dppo-topk-kl-recompute")
 
 def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[LearnedResponse]:
     """With `there` at all tokens of the environment, in every column of a policy."""
-    found = []
+    changed = []
     samples = make_samples(learner, gap, tuple(map(sum, TURNS)), ADVANTAGES, group=2)
     for sample, turns in zip(samples, TURNS, strict=True):
         mask_T = np.repeat(np.arange(len(turns)) % 2 == 0, turns)
@@ -51,8 +51,8 @@ def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[
             column[~mask_T] = there
         said.rank_rollout_T[~mask_T] = -1
         episode = Episode(**vars(said), loss_mask_T=mask_T, turns=len(turns) // 2 + 1)
-        found.append(replace(sample, rollout=episode))
-    return found
+        changed.append(replace(sample, rollout=episode))
+    return changed
 
 
 def test_the_gradient_is_that_of_the_models_own_tokens(make_learner):
@@ -121,11 +121,11 @@ def test_what_rounding_swallows_is_no_failed_sync(make_learner):
     for weight in weights:
         weight.mul_(1.001)  # at most half of the distance to the next number in bfloat16
     later = [score.logp_T for score in trainer.score(requests, token_budget=500)]
-    kept = [weight.clone() for weight in weights]
+    before = [weight.clone() for weight in weights]
     for sync in (as_sent, unrounded):
         sync.load(2)
         sync.score_before_update(2, samples)
-        assert all(torch.equal(*pair) for pair in zip(weights, kept, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(weights, before, strict=True))
     answer = as_sent.prove(2, samples, later)
     assert answer["sync"] == "undecidable"
     assert answer["rounding"]["weights_changed"] < 0.5 and answer["rounding"]["abs_dp_mean"] > 1e-5

@@ -48,16 +48,16 @@ def test_scores_are_those_of_padded_rows(save_model, packing, family):
     ]
     packed = trainer.score(requests, token_budget=100)
     trainer.packed = False
-    for found, expected in zip(packed, trainer.score(requests, token_budget=1), strict=True):
-        np.testing.assert_allclose(found.logp_T, expected.logp_T, atol=1e-5)
-        np.testing.assert_allclose(found.logp_at_topk_TK, expected.logp_at_topk_TK, atol=1e-5)
-        assert found.logp_at_topk_TK.shape[1] == TOPK
+    for score, expected in zip(packed, trainer.score(requests, token_budget=1), strict=True):
+        np.testing.assert_allclose(score.logp_T, expected.logp_T, atol=1e-5)
+        np.testing.assert_allclose(score.logp_at_topk_TK, expected.logp_at_topk_TK, atol=1e-5)
+        assert score.logp_at_topk_TK.shape[1] == TOPK
 
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_routes_belong_to_the_same_tokens_as_in_padded_rows(save_model, monkeypatch, rng, replay):
     """Compared and replayed, with routes that no router would choose."""
-    path, found = save_model("Qwen3Moe", vocab_size=VOCABULARY, **FAMILIES["Qwen3Moe"]), []
+    path, results = save_model("Qwen3Moe", vocab_size=VOCABULARY, **FAMILIES["Qwen3Moe"]), []
     plain = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
     routes = [
         rng.permuted(np.tile(np.arange(8, dtype=np.uint16), (r.num_fed, 2, 1)), axis=-1)[..., :2]
@@ -69,10 +69,10 @@ def test_routes_belong_to_the_same_tokens_as_in_padded_rows(save_model, monkeypa
     for packs in (keeps_apart, lambda _: False):
         monkeypatch.setattr(trainer_module, "can_pack", packs)
         settings = {"dtype": "float32", "attn_implementation": "eager", "replay_routes": replay}
-        found.append(
+        results.append(
             Trainer.load(path, sampling=PLAIN, **settings).score(requests, token_budget=100)
         )
-    for packed, padded in zip(*found, strict=True):
+    for packed, padded in zip(*results, strict=True):
         np.testing.assert_allclose(packed.logp_T, padded.logp_T, atol=1e-5)
         assert packed.routes.flips_T.any() and np.array_equal(
             packed.routes.flips_T, padded.routes.flips_T
@@ -81,14 +81,14 @@ def test_routes_belong_to_the_same_tokens_as_in_padded_rows(save_model, monkeypa
 
 @pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "gspo"])
 def test_gradients_are_those_of_padded_rows(save_model, packing, algorithm):
-    found = []
+    results = []
     for packs in (True, False):
         trainer = load(save_model, "Qwen3")
         trainer.packed = packs
         learner = Learner(trainer, parse_algorithm(algorithm, training=True), PLAIN, CONFIG)
         learner.update(samples(recomputed=parse_algorithm(algorithm).needs_recomputed))
-        found.append(gradients(learner))
-    packed, padded = found
+        results.append(gradients(learner))
+    packed, padded = results
     assert packed.keys() == padded.keys()
     for name, expected in padded.items():
         limits = {"rtol": 0, "atol": 5e-6 * float(expected.abs().max())}

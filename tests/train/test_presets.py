@@ -163,11 +163,13 @@ def test_every_preset_runs(data, models, tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(RunInProgress, "save_model", lambda _: None)
     for preset in OF_THE_PAPER:
-        config, said, seen = small(preset, data, models), list[str](), list[dict[str, Any]]()
-        train(config, tmp_path / preset, seen.append, say=said.append)
-        assert [record["step"] for record in seen] == [1, 2], preset
+        config, said, records = small(preset, data, models), list[str](), list[dict[str, Any]]()
+        train(config, tmp_path / preset, records.append, say=said.append)
+        assert [record["step"] for record in records] == [1, 2], preset
         assert numbers(tmp_path / preset)[-1]["eval"].keys() == evaluation_sets(config).keys()
         # Said once
-        assert seen[0]["truncated"] == 1 and sum("states an answer" in words for words in said) == 1
-        told = [words for words in said if "states an answer" in words]
-        assert "4 of them were cut at 4 tokens: raise --max-tokens" in told[0]
+        assert (
+            records[0]["truncated"] == 1 and sum("states an answer" in words for words in said) == 1
+        )
+        warnings = [words for words in said if "states an answer" in words]
+        assert "4 of them were cut at 4 tokens: raise --max-tokens" in warnings[0]

@@ -47,8 +47,8 @@ def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')
     with claim_folder(folder, check=lambda: None):
-        seen = run(folder, resume=True, **EVALUATED)
-    assert [record["step"] for record in seen] == [3, 4]
+        records = run(folder, resume=True, **EVALUATED)
+    assert [record["step"] for record in records] == [3, 4]
     assert_same_run(folder, unbroken)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "step-000002",

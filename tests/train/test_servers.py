@@ -44,10 +44,10 @@ def ports() -> list[int]:
 
 @pytest.fixture(scope="module")
 def urls(servers, ports) -> list[str]:
-    found = [servers.start(port, "processed_logprobs", tells_all=True) for port in ports]
-    for url in found:
+    addresses = [servers.start(port, "processed_logprobs", tells_all=True) for port in ports]
+    for url in addresses:
         servers.wait(url)
-    return found
+    return addresses
 
 
 def gaps(records: list[dict[str, Any]]) -> list[float]:
@@ -119,12 +119,12 @@ def test_a_server_with_other_weights_is_noticed_by_its_checksums():
 
 
 def test_a_servers_checksums_change_with_its_weights(urls, tmp_path, monkeypatch):
-    told: list[dict[str, str]] = []
+    answers: list[dict[str, str]] = []
     monkeypatch.setattr(
-        server, "check_same_weights", lambda first, other, one, two: told.extend([one, two])
+        server, "check_same_weights", lambda first, other, one, two: answers.extend([one, two])
     )
     run(tmp_path / "run", engine_url=",".join(urls), **SERVED)
-    pairs = list(zip(told[::2], told[1::2], strict=True))
+    pairs = list(zip(answers[::2], answers[1::2], strict=True))
     assert len(pairs) >= 3 and all(one == two and one for one, two in pairs)
     assert pairs[0][0] != pairs[-1][0]
 

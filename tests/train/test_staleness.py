@@ -64,14 +64,12 @@ def test_the_engine_samples_with_the_weights_of_two_updates_ago(stale):
 
 
 def test_versions_are_those_of_the_weights(stale):
-    versions = [
-        tuple(
-            set(responses_of(stale, step).column(f"version_{side}").to_pylist())
-            for step in range(1, 5)
-        )
-        for side in ("rollout", "trainer")
-    ]
-    assert versions == [({0}, {0}, {0}, {1}), ({0}, {1}, {2}, {3})]
+    def versions(side):
+        tables = [responses_of(stale, step) for step in range(1, 5)]
+        return [set(table.column(f"version_{side}").to_pylist()) for table in tables]
+
+    assert versions("rollout") == [{0}, {0}, {0}, {1}]
+    assert versions("trainer") == [{0}, {1}, {2}, {3}]
 
 
 def test_the_sync_is_proven_at_the_weights_that_sample(stale):

@@ -51,11 +51,11 @@ def without(part: str) -> Load:
 
     def load(self: HfEngine, model: Any) -> None:
         own = self.model.state_dict()
-        kept = {name: own[name].clone() for name in own if part in name}
+        stale = {name: own[name].clone() for name in own if part in name}
         real(self, model)
         calls.append(model)
         if len(calls) > 1:
-            for name, before in kept.items():
+            for name, before in stale.items():
                 own[name].copy_(before)
 
     return load
@@ -88,12 +88,12 @@ def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step
         changes = (
             LOWER | adapter | {"rollout_dtype": rollout_dtype, "learning_rate": rate, "steps": 3}
         )
-        seen = run(tmp_path / f"run-{rate}", **changes)
-        assert [record["sync"] for record in seen] == ["proven"] * 3
+        records = run(tmp_path / f"run-{rate}", **changes)
+        assert [record["sync"] for record in records] == ["proven"] * 3
         if rollout_dtype == "float32":
-            assert all("rounding" not in record for record in seen)
+            assert all("rounding" not in record for record in records)
             continue
-        first, *later = [record["rounding"] for record in seen]
+        first, *later = [record["rounding"] for record in records]
         assert first["weights_changed"] is None
         assert all(0 <= lag["weights_changed"] <= 1 for lag in later)
         # A step of 1e-6 rarely reaches the next number in low precision, one of 1e-3 nearly always
@@ -129,8 +129,8 @@ def test_wrong_weights_before_the_first_step_are_found_there(broken, tmp_path, m
 def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(
     adapter, unreadable, tmp_path
 ):
-    seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3} | adapter)
-    assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer", "newer"]
+    records = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3} | adapter)
+    assert [record["sync"] for record in records] == ["undecidable", "newer", "newer", "newer"]
 
 
 @pytest.mark.slow
@@ -170,11 +170,11 @@ def test_an_engine_that_lags_by_one_step_is_never_called_proven(
     """With large steps it is noticed; with steps too small to tell it is "newer" than older
     weights, which is true.
     """
-    kept: list[dict[str, torch.Tensor]] = []
+    states: list[dict[str, torch.Tensor]] = []
 
     def one_step_late(self: HfEngine, model: Any) -> None:
-        kept.append({name: weight.clone() for name, weight in model.state_dict().items()})
-        self.model.load_state_dict(kept[max(0, len(kept) - 2)])
+        states.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        self.model.load_state_dict(states[max(0, len(states) - 2)])
 
     monkeypatch.setattr(HfEngine, "load_weights", one_step_late)
     changes = LOWER | {"learning_rate": learning_rate, "steps": 8}
@@ -202,8 +202,8 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
             )
 
     monkeypatch.setattr(HfEngine, "weights", packed)
-    seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 3})
-    assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer"]
+    records = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 3})
+    assert [record["sync"] for record in records] == ["undecidable", "newer", "newer"]
 
 
 def test_a_check_scores_a_quarter_of_the_responses_but_8_at_least_and_16_at_most():
@@ -217,9 +217,9 @@ def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
     # Responses of a step, epochs
     every = {(16, 1): 32, (32, 1): 16, (32, 2): 10, (512, 1): 2, (4096, 1): 1}
     assert {step: steps_between_checks(*step) for step in every} == every
-    seen = run(tmp_path / "run", **LOWER | {"steps": 4})
-    assert [record["sync"] for record in seen] == ["proven", "proven", "unchecked", "unchecked"]
-    assert ["rounding" in record for record in seen] == [True, True, False, False]
+    records = run(tmp_path / "run", **LOWER | {"steps": 4})
+    assert [record["sync"] for record in records] == ["proven", "proven", "unchecked", "unchecked"]
+    assert ["rounding" in record for record in records] == [True, True, False, False]
 
 
 @pytest.mark.slow
@@ -234,8 +234,8 @@ def test_an_engine_that_hides_its_dtype_or_quantises_is_never_accused(
     ):
         monkeypatch.setattr(HfEngine, "describe", lambda self, fact=fact: describe(self) | fact)
         monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED["nothing"]))
-        seen = run(tmp_path / why, **LOWER | {"learning_rate": 5e-3, "steps": 3})
-        assert [record["sync"] for record in seen] == ["undecidable"] * 3
+        records = run(tmp_path / why, **LOWER | {"learning_rate": 5e-3, "steps": 3})
+        assert [record["sync"] for record in records] == ["undecidable"] * 3
         engine: Any = type(
             "Engine", (), {"describe": lambda _, fact=fact: {"dtype": "bfloat16"} | fact}
         )()
@@ -299,8 +299,8 @@ def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch)
 def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):
     """Checks are three steps apart; what the engine had just before is kept for each."""
     monkeypatch.setattr("mismatch_cli.train.run.steps_between_checks", lambda *_: 3)
-    seen = run(tmp_path / "run", **LOWER | {"steps": 6, "learning_rate": 1e-3})
-    shares = {r["step"]: r["rounding"]["weights_changed"] for r in seen if "rounding" in r}
+    records = run(tmp_path / "run", **LOWER | {"steps": 6, "learning_rate": 1e-3})
+    shares = {r["step"]: r["rounding"]["weights_changed"] for r in records if "rounding" in r}
     assert list(shares) == [1, 2, 3, 6]
     assert len({shares[step] for step in (2, 3, 6)}) == 3, "one is that of an earlier step"
     assert all(shares[step] > 0.2 for step in (2, 3, 6))

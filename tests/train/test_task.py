@@ -42,12 +42,12 @@ def test_an_epoch_samples_every_problem_once_except_the_remainder(tokenizer, pro
     epochs = []
     for epoch in range(6):
         steps = range(epoch * per_epoch + 1, (epoch + 1) * per_epoch + 1)
-        asked = [i for step in steps for i in ids(task.of_step(step))]
-        assert len(set(asked)) == len(asked) == per_epoch * per_step
-        epochs.append(asked)
+        order = [i for step in steps for i in ids(task.of_step(step))]
+        assert len(set(order)) == len(order) == per_epoch * per_step
+        epochs.append(order)
     # No problem is left out forever
-    assert {i for asked in epochs for i in asked} == set(range(problems))
-    assert problems == 1 or len({tuple(asked) for asked in epochs}) > 1
+    assert {i for order in epochs for i in order} == set(range(problems))
+    assert problems == 1 or len({tuple(order) for order in epochs}) > 1
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -61,19 +61,19 @@ def test_all_exist_and_none_complains(tracked):
     folder, said = tracked
     assert len(said) == 8 and all(sentence.startswith("Tracking with") for sentence in said)
     memories = [json.loads((folder / f"trackers/{name}.json").read_text()) for name in NAMES]
-    assert [known["step"] for known in memories] == [5] * 4
+    assert [record["step"] for record in memories] == [5] * 4
 
 
 def test_tensorboard_reads_each_step_once(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(tracked[0] / "trackers/tensorboard/run")).Reload()
-    found = {
+    events = {
         tag: [(event.step, event.value) for event in read.Scalars(tag)]
         for tag in read.Tags()["scalars"]
     }
-    assert found.keys() == STEPS[5].keys()
-    for tag, values in found.items():
+    assert events.keys() == STEPS[5].keys()
+    for tag, values in events.items():
         expected = [(step, metrics[tag]) for step, metrics in STEPS.items() if tag in metrics]
         assert [step for step, _ in values] == [step for step, _ in expected]
         assert [value for _, value in values] == pytest.approx([value for _, value in expected])
@@ -128,7 +128,7 @@ def test_wandb_reads_each_step_once(tracked):
     from wandb.proto.wandb_internal_pb2 import Record
 
     files = sorted((tracked[0] / "trackers/wandb").glob("offline-run-*/*.wandb"))
-    found: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     begun = []
     for path in files:
         for record in map(Record.FromString, _framed(path.read_bytes())):
@@ -139,11 +139,11 @@ def test_wandb_reads_each_step_once(tracked):
                     i.key or "/".join(i.nested_key): json.loads(i.value_json)
                     for i in record.history.item
                 }
-                assert items["_step"] not in found
-                found[items["_step"]] = {
+                assert items["_step"] not in rows
+                rows[items["_step"]] = {
                     key: value for key, value in items.items() if not key.startswith("_")
                 }
-    assert found == STEPS
+    assert rows == STEPS
     assert len(files) == 2 and len(set(begun)) == 1 and begun[0][:2] == ("proj", "run")
 
 

@@ -51,7 +51,7 @@ def test_flags_win_over_the_preset():
 
 
 def test_every_setting_has_a_help_text():
-    assert all(known.about["help"].endswith(".") for known in settings_of(TrainConfig))
+    assert all(setting.about["help"].endswith(".") for setting in settings_of(TrainConfig))
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,11 @@ def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, nam
 
 def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
     """It would render a different history, which the model did not sample."""
-    said, found = rollout_of(tokenizer.encode("7</think>12<|im_end|>")), []
+    said, turns = rollout_of(tokenizer.encode("7</think>12<|im_end|>")), []
     for template in (CHAT, CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")):
         tokenizer.chat_template = template + GENERATION
-        found.append(Turns(tokenizer, "chat").after([said], ["More."]))
-    assert found[0] == found[1]
+        turns.append(Turns(tokenizer, "chat").after([said], ["More."]))
+    assert turns[0] == turns[1]
 
 
 def test_the_template_ends_a_truncated_turn(tokenizer):

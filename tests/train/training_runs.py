@@ -45,6 +45,7 @@ def make_record(step: int, steps: int, algorithm: str, rng: np.random.Generator)
     bad = max(0.0, rng.normal(6e-4, 2e-4) * (1 + 30 * fallen))
     blocks = algorithm not in NEVER_BLOCK and rng.random() > 0.05
     seconds = {"sample": 2.1, "grade": 0.05, "update": 2.6, "sync": 0.2}
+    # A run that does not recompute still names the phase
     seconds["recompute"] = 0.9 if algorithm.endswith("-recompute") else 0
     return {
         "step": step,
@@ -113,21 +114,24 @@ def run_of(
 
 def ending(ends: dict[str, tuple[float, ...]], steps: int = 5, **config: Any) -> list[TrainingRun]:
     """Runs with a constant reward, one for each seed."""
-    return [
-        run_of([end] * steps, name, seed, config)
-        for name, values in ends.items()
-        for seed, end in enumerate(values)
-    ]
+    runs = []
+    for name, values in ends.items():
+        for seed, end in enumerate(values):
+            runs.append(run_of([end] * steps, name, seed, config))
+    return runs
 
 
 def saved(folder: Path, run: TrainingRun) -> Path:
     """The run in a folder of its name."""
     own = folder / run.name
     own.mkdir(parents=True)
-    (own / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.records))
+    with (own / "metrics.jsonl").open("w") as file:
+        for record in run.records:
+            file.write(f"{json.dumps(record)}\n")
     settings = {"algorithm": run.algorithm, "seed": run.seed, "steps": run.steps} | run.config
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
-    (own / "config.toml").write_text("".join(lines))
+    with (own / "config.toml").open("w") as file:
+        for key, value in settings.items():
+            file.write(f"{key} = {json.dumps(value)}\n")
     return own
 
 
@@ -155,8 +159,8 @@ def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:
     records = [record | {"eval_accuracy": None} for record in run.records]
     for record in records if sets else ():
         if record["step"] == 1 or record["step"] % 10 == 0:
-            found = {name: 0.5 * record["reward"] - 0.05 * i for i, name in enumerate(sets)}
-            record |= {"eval": found, "eval_accuracy": float(np.mean([*found.values()]))}
+            accuracies = {name: 0.5 * record["reward"] - 0.05 * i for i, name in enumerate(sets)}
+            record |= {"eval": accuracies, "eval_accuracy": float(np.mean([*accuracies.values()]))}
     return replace(run, records=records)
 
 

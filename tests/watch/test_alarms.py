@@ -27,8 +27,8 @@ def checks(
     """The judgement of a step's number, instead of that of a measurement."""
     ends = (None, None) if half is None else (value - half, value + half)
     why = "" if value is not None else "not measured"
-    found = MeasuredMetric(value, *ends, pair="mismatch", why=why)
-    return check_limits(sets, SimpleNamespace(find=lambda _: found), None)
+    metric = MeasuredMetric(value, *ends, pair="mismatch", why=why)
+    return check_limits(sets, SimpleNamespace(find=lambda _: metric), None)
 
 
 def said(alarms: Alarms, values: dict[int, float | None]) -> list[tuple[int, str, int]]:
@@ -96,14 +96,14 @@ def test_every_event_says_what_it_is():
 
 
 def test_a_restart_continues_and_the_page_reads_the_same(tmp_path: Path):
-    asked = {"limits": [{"name": "mine", "limits": [vars(SETS[0].limits[0])]}]}
-    state = State(tmp_path, tmp_path / "run", asked, lines=False)
+    limits = {"limits": [{"name": "mine", "limits": [vars(SETS[0].limits[0])]}]}
+    state = State(tmp_path, tmp_path / "run", limits, lines=False)
     (event,) = state.update_alarms(1, checks(0.02))
     assert state.uncalled == [event]
     state.record_call(event)
     state.update_alarms(2, checks(0.03))
     state.save()
-    again = State(tmp_path, tmp_path / "run", asked, lines=False)
+    again = State(tmp_path, tmp_path / "run", limits, lines=False)
     assert again.uncalled == [] and again.update_alarms(2, checks(0.03)) == []
     watched = watch_state(tmp_path)
     (alarm,) = watched.alarms

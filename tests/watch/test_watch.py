@@ -103,13 +103,13 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def watcher_of(folder: Path, into: Path, **asked: Any) -> Watcher:
+def watcher_of(folder: Path, into: Path, **request: Any) -> Watcher:
     into.mkdir(exist_ok=True)
-    return Watcher(folder, into, MeasureRequest(**asked), lambda _: None)
+    return Watcher(folder, into, MeasureRequest(**request), lambda _: None)
 
 
-def steps(told: Iterator[StepReport]) -> list[int]:
-    return [one.step for one in told]
+def steps(messages: Iterator[StepReport]) -> list[int]:
+    return [one.step for one in messages]
 
 
 def response(step: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -121,11 +121,19 @@ def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> Non
     """Killed after its first line and restarted: each step is reported once, each alarm is
     raised once.
     """
-    folder, seen, calls = tmp_path / "run", tmp_path / "seen", tmp_path / "calls"
+    folder, watch_folder, calls = tmp_path / "run", tmp_path / "seen", tmp_path / "calls"
     (tmp_path / "any.toml").write_text(
         "[limits.k3]\nmax = 1e-15\n[limits.pearson]\nmin = 0.5\n", encoding="utf-8"
     )
-    line = [str(folder), "-o", str(seen), "--limits", str(tmp_path / "any.toml"), "--every", "0.05"]
+    line = [
+        str(folder),
+        "-o",
+        str(watch_folder),
+        "--limits",
+        str(tmp_path / "any.toml"),
+        "--every",
+        "0.05",
+    ]
     line += [
         "--report-every",
         "0",
@@ -137,29 +145,32 @@ def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> Non
         *TRAIN, "--steps", "3", "--trace-every", "2", "-o", str(folder), "--quiet", "--no-plots"
     )
     assert first.stdout is not None
-    told = [json.loads(first.stdout.readline())]
+    messages = [json.loads(first.stdout.readline())]
     first.kill()
     libraries = Path(f"/proc/{first.pid}/maps").read_text() if first.poll() is None else ""
     assert "libtorch" not in libraries
     first.wait()
     second = started(*line)
     out, err = second.communicate(timeout=120)
-    told += map(json.loads, out.splitlines())
+    messages += map(json.loads, out.splitlines())
     assert trained.ended() == "" and second.returncode == 3, err
     recorded = [
         json.loads(line)
         for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert [
-        {key: line[key] for key in line if key not in ("alarms", "again")} for line in told
+        {key: line[key] for key in line if key not in ("alarms", "again")} for line in messages
     ] == recorded
     # An alarm is a state: it begins once, and still is
-    begun = [(event["step"], event["state"]) for line in told for event in line["alarms"]]
+    begun = [(event["step"], event["state"]) for line in messages for event in line["alarms"]]
     assert begun == [(1, "begins")] and "3 steps of" in err
     assert "1 alarm: k3 since step 1." in err
     # Pearson at step 2, measured
     assert calls.read_text().splitlines() == ["1 k3 max"]
-    assert json.loads((seen / "watch.json").read_text())["known"] and "Never measured" not in err
+    assert (
+        json.loads((watch_folder / "watch.json").read_text())["known"]
+        and "Never measured" not in err
+    )
 
 
 def test_a_recorded_step_is_reported_once_every_rank_has_passed_it(tmp_path: Path) -> None:
@@ -198,8 +209,8 @@ def test_a_reported_step_that_grows_is_reported_again(tmp_path: Path) -> None:
         if step == 1 and row is rows[1]:
             assert steps(watcher_of(tmp_path / "run", tmp_path / "seen").look()) == [0]
     recorder.close()
-    told = list(watcher_of(tmp_path / "run", tmp_path / "seen").look())
-    assert [(one.step, one.again, one.record["responses"]) for one in told] == [
+    messages = list(watcher_of(tmp_path / "run", tmp_path / "seen").look())
+    assert [(one.step, one.again, one.record["responses"]) for one in messages] == [
         (0, True, 2),
         (1, False, 2),
     ]
@@ -224,23 +235,23 @@ def test_an_unfinished_step_is_reported_once_nothing_more_comes(
 
 @pytest.mark.slow
 def test_killed_and_restarted(tmp_path: Path, trace: str, limit: str) -> None:
-    seen, calls = tmp_path / "seen", tmp_path / "calls"
-    line = [trace, "-o", str(seen), "--limits", limit, *NOW]
+    watch_folder, calls = tmp_path / "seen", tmp_path / "calls"
+    line = [trace, "-o", str(watch_folder), "--limits", limit, *NOW]
     line += ["--on-alarm", f"echo $ALARM_STEP $ALARM_VALUE $ALARM_LIMIT >> {calls}"]
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for _ in range(2):
         process = started(*line)
         assert process.stdout is not None
-        told.append(json.loads(process.stdout.readline()))
+        messages.append(json.loads(process.stdout.readline()))
         process.kill()
-        told += map(json.loads, process.communicate()[0].splitlines())
+        messages += map(json.loads, process.communicate()[0].splitlines())
     process = started(*line)
     out, _ = process.communicate()
-    told += map(json.loads, out.splitlines())
-    numbers = [one["step"] for one in told]
+    messages += map(json.loads, out.splitlines())
+    numbers = [one["step"] for one in messages]
     assert process.returncode == 3 and numbers == sorted(set(numbers)) and numbers[-1] == 5
     on_record = [
-        json.loads(one)["step"] for one in (seen / "metrics.jsonl").read_text().splitlines()
+        json.loads(one)["step"] for one in (watch_folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert on_record == [3, 4, 5]
     (call,) = calls.read_text().splitlines()
@@ -360,14 +371,14 @@ def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
         assert steps(watcher.look()) == [] and "is being written" in watcher.source.waiting
     path.write_bytes(content)
     assert steps(watcher.look()) == []  # it has changed since the last look
-    (told,) = watcher.look()
-    assert told.step == 3 and told.record["responses"] == 6 and not watcher.source.waiting
+    (messages,) = watcher.look()
+    assert messages.step == 3 and messages.record["responses"] == 6 and not watcher.source.waiting
     with path.open("ab") as file:  # a writer that had stopped between two lines
         file.write(content.splitlines(keepends=True)[0])
     assert steps(watcher.look()) == []
     watcher = watcher_of(run_folder, tmp_path / "seen")  # killed and restarted
-    (told,) = [one for _ in range(2) for one in watcher.look()]
-    assert told.again and told.record["responses"] == 7
+    (messages,) = [one for _ in range(2) for one in watcher.look()]
+    assert messages.again and messages.record["responses"] == 7
     parts = json.loads((tmp_path / "seen" / "watch.json").read_text())["parts"]
     assert [part["files"][path.name][0] for part in parts] == [0, len(content)]
 
@@ -400,11 +411,11 @@ def test_traces_of_prime_rl_are_read_once_also_after_they_were_sealed(tmp_path: 
     watcher = watcher_of(tmp_path / "run", tmp_path / "seen")
     assert steps(watcher.look()) + steps(watcher.look()) == []
     run.append("annotations/trainer", [trained(row, f"t{n}") for n, row in enumerate(rows[:3])])
-    told = steps(watcher.look()) + steps(watcher.look())
+    messages = steps(watcher.look()) + steps(watcher.look())
     run.seal()
     assert steps(watcher.look()) + steps(watcher.look()) == []
     run.write([row | {"step": 5} for row in rows], first=10)
-    assert told == [1] and steps(watcher.look()) + steps(watcher.look()) == [5]
+    assert messages == [1] and steps(watcher.look()) + steps(watcher.look()) == [5]
     run.seal()  # before anybody had read the rest of it
     run.write([row | {"step": 6} for row in rows], first=20)
     run.seal()
@@ -487,15 +498,18 @@ def per_step(act: Callable[[int, int], object]) -> float:
 
 
 def test_a_long_training_run_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: str) -> None:
-    told = next(watcher_of(Path(trace), tmp_path / "other").look())
+    messages = next(watcher_of(Path(trace), tmp_path / "other").look())
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(told.record | {"step": 0}) + "\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        json.dumps(messages.record | {"step": 0}) + "\n"
+    )
     watcher = watcher_of(tmp_path / "run", tmp_path / "seen")
 
     def go_on(first: int, last: int) -> None:
         with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(
-                json.dumps(told.record | {"step": step + 1}) + "\n" for step in range(first, last)
+                json.dumps(messages.record | {"step": step + 1}) + "\n"
+                for step in range(first, last)
             )
         assert len(steps(watcher.look())) == last - first
 
@@ -508,13 +522,13 @@ def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: st
     run.
     """
     row = next(Trace.open(Path(trace)).tables()).slice(0, 1)
-    at, found = row.schema.get_field_index("step"), StepsOfShards()
+    at, shard_steps = row.schema.get_field_index("step"), StepsOfShards()
 
     def go_on(first: int, last: int) -> None:
         for step in range(first, last):
             of_step = row.set_column(at, "step", pa.array([step], row.schema.field(at).type))
             write_shard(tmp_path / f"shard-00000-{step:06d}.parquet", of_step)
-        assert found.add(tmp_path) == set(range(first, last))
+        assert shard_steps.add(tmp_path) == set(range(first, last))
 
     assert per_step(go_on) < 300
 
@@ -587,18 +601,21 @@ def test_ctrl_c_says_that_the_state_is_kept(tmp_path: Path) -> None:
 def test_the_page_is_that_of_a_training(
     trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen = tmp_path / "seen"
-    assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
-    page = (seen / "report.html").read_text(encoding="utf-8")
+    watch_folder = tmp_path / "seen"
+    assert (
+        run(["watch", trace, "-o", str(watch_folder), "--no-plots", "--quiet", "--every", "0.05"])
+        == 0
+    )
+    page = (watch_folder / "report.html").read_text(encoding="utf-8")
     # It is final
     assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page
-    assert sorted(os.listdir(seen)) == [
+    assert sorted(os.listdir(watch_folder)) == [
         "metrics.jsonl",
         "report.html",
         "summary.json",
         "watch.json",
     ]
-    assert run(["report", str(seen), "--json", "--quiet"]) == 0
+    assert run(["report", str(watch_folder), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 3
 
 
@@ -631,8 +648,8 @@ def test_mistakes_are_reported_in_a_sentence(
         (1, "overlaps the input", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows local files", ["s3://bucket/run"]),
     ):
-        given = [] if "-o" in line else ["-o", str(tmp_path / "new")]
-        assert run(["watch", *line, *given, *NOW]) == code
+        output = [] if "-o" in line else ["-o", str(tmp_path / "new")]
+        assert run(["watch", *line, *output, *NOW]) == code
         assert said in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "new").exists()
 
@@ -658,7 +675,7 @@ def test_the_page_answers_with_the_alarms(
         (tmp_path / "limits.toml").write_text(
             f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8"
         )
-        seen = tmp_path / words.replace(" ", "-")
+        watch_folder = tmp_path / words.replace(" ", "-")
         line = [
             "watch",
             str(tmp_path / "run"),
@@ -666,11 +683,14 @@ def test_the_page_answers_with_the_alarms(
             str(tmp_path / "limits.toml"),
             "--once",
             "-o",
-            str(seen),
+            str(watch_folder),
         ]
         assert run([*line, "--no-plots"]) == (3 if "ALARM" in words else 0)
-        said, html = capfd.readouterr().err, (seen / "report.html").read_text(encoding="utf-8")
-        summary = json.loads((seen / "summary.json").read_text())
+        said, html = (
+            capfd.readouterr().err,
+            (watch_folder / "report.html").read_text(encoding="utf-8"),
+        )
+        summary = json.loads((watch_folder / "summary.json").read_text())
         (measured,) = summary["runs"]
         assert words in html and "final reward of" not in html
         assert measured["steps"] == 5 and measured["partial"] is None
@@ -681,5 +701,5 @@ def test_the_page_answers_with_the_alarms(
         assert spans == ([(2, 4, None)] if "ALARM" in words else [])
         for alarm in alarms:
             assert f"since step {alarm['step']}" in html and f"since step {alarm['step']}" in said
-        study = TrainingAnalysis.of(read_runs([seen]))
+        study = TrainingAnalysis.of(read_runs([watch_folder]))
         assert page(study).verdict.words == words, "`report` of the folder answers the same"

@@ -187,14 +187,14 @@ def test_the_lines_that_test_a_suspect_work(typed):
     assert typed("probe", MODEL, *SMALL, *both, "-o", "my run", "-q")[0] == 0
     assert typed("diagnose", "my run", "-q")[0] == 0
     suspects = json.loads(Path("my run/diagnosis/summary.json").read_text())["suspects"]
-    found = {
+    lines_by_setting = {
         suspect["setting"]: [shlex.split(line)[1:] for line in suspect["test"]]
         for suspect in suspects
     }
-    assert found["rollout.dtype"][0][:3] == ["probe", "--like", "my run"]
-    assert found["trainer.head_dtype"][0][:2] == ["rescore", "my run"]
+    assert lines_by_setting["rollout.dtype"][0][:3] == ["probe", "--like", "my run"]
+    assert lines_by_setting["trainer.head_dtype"][0][:2] == ["rescore", "my run"]
     for setting in ("rollout.dtype", "trainer.head_dtype"):
-        for line in found[setting]:
+        for line in lines_by_setting[setting]:
             assert typed(*line, "-q", "--force")[0] == 0, line
     flags = read_manifest(Path("float32/trace"))["flags"]
     assert (flags["num_prompts"], flags["max_tokens"], flags["rollout_dtype"]) == (2, 4, "float32")

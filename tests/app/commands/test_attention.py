@@ -43,8 +43,8 @@ def summary(typed):
     return printed
 
 
-def mean_gap(found: dict) -> float:
-    return next(iter(found["pairs"].values()))["metrics"]["abs_d_mean"]["value"]
+def mean_gap(summary: dict) -> float:
+    return next(iter(summary["pairs"].values()))["metrics"]["abs_d_mean"]["value"]
 
 
 @pytest.mark.slow

@@ -115,14 +115,14 @@ def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, clipstats):
 
 def test_parameters_custom_masks_and_what_is_compared(here, clipstats):
     (here / "my_mask.py").write_text(MASK)
-    asked = [
+    flags = [
         "-a",
         "binary-tv:max_tv=0.1,anchor=recomputed",
         "--compare",
         "my_mask.py:limit=1.2",
         "clip-higher",
     ]
-    code, out, _ = clipstats("run", *asked, "--quiet")
+    code, out, _ = clipstats("run", *flags, "--quiet")
     assert code == 0
     result = written(here / "run" / "clipstats")
     assert [row["name"] for row in result["algorithms"]] == [

@@ -70,7 +70,7 @@ def shown(terminal: Terminal, keys: str, wanted: str, seconds: float = 60) -> st
 def test_the_tab_key_completes_after_installation(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not on this machine")
-    told = subprocess.run(  # from inside the shell, since Typer detects which one it is
+    installation = subprocess.run(  # from inside the shell, since Typer detects which one it is
         [shell, "-c", "mismatch-cli --install-completion; true"],
         env=os.environ | environment(tmp_path),
         cwd=tmp_path,
@@ -78,7 +78,7 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
         text=True,
         check=True,
     )
-    assert f"{shell} completion installed" in told.stdout, told.stderr
+    assert f"{shell} completion installed" in installation.stdout, installation.stderr
     with (tmp_path / f".{shell}rc").open("a") as file:
         file.write("\nPS1='READY> '\n")
     terminal = Terminal([shell, *SHELLS[shell]], 80, tmp_path, **environment(tmp_path))
@@ -88,11 +88,11 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
         shown(terminal, "mismatch-cli \t\t", "clipstats", 20)
         shown(terminal, "\x15", "")
         for line, wanted in LINES:
-            seen = shown(terminal, f"{line}\t", wanted)
-            assert wanted in seen, f"{line}\n{seen}"
+            screen = shown(terminal, f"{line}\t", wanted)
+            assert wanted in screen, f"{line}\n{screen}"
             shown(terminal, "\x15", "")  # delete the line
-        seen = shown(terminal, "mismatch-cli probe --engine \t\t", "vllm")
-        assert all(name in seen for name in ("hf", "server", "vllm")), seen
+        screen = shown(terminal, "mismatch-cli probe --engine \t\t", "vllm")
+        assert all(name in screen for name in ("hf", "server", "vllm")), screen
     finally:
         terminal.process.kill()
 
@@ -109,14 +109,14 @@ def completed(line: str, folder: Path) -> list[str]:
         "main()"
     )
     words = line.split(" ")
-    asked = {
+    variables = {
         "_MISMATCH_CLI_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | asked | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | variables | {"PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,
         text=True,

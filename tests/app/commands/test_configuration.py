@@ -34,7 +34,9 @@ def parameters() -> Iterator[tuple[str, Any, Any]]:
     """Every parameter of every command except `--config`, with the command."""
     for name in COMMANDS:
         command = GROUP.get_command(None, name)
-        yield from ((name, command, known) for known in command.params if known.name != CONFIG)
+        yield from (
+            (name, command, parameter) for parameter in command.params if parameter.name != CONFIG
+        )
 
 
 def sample(parameter: Any) -> Any:
@@ -63,29 +65,32 @@ def test_every_parameter_of_every_command_is_a_key_and_a_variable(tmp_path, monk
     """General and for one command; the more specific variable wins, and both win over the file."""
     many = list(parameters())
     assert len(many) > 250
-    for name, command, known in many:
-        if known.name in ALWAYS_TYPED:
+    for name, command, parameter in many:
+        if parameter.name in ALWAYS_TYPED:
             continue
-        key, value = key_of(known), sample(known)
+        key, value = key_of(parameter), sample(parameter)
         path = tmp_path / "mismatch.toml"
         path.write_text(f"{key} = {toml(value)}\n")
-        found = context_of(name, command, "--config", str(path))
-        expected = tuple(value) if known.type_descriptor.is_tuple else value
-        assert found.get_parameter_source(known.name).name == "DEFAULT_MAP"
-        assert as_plain(found.params[known.name]) == as_plain(expected), (name, key)
+        context = context_of(name, command, "--config", str(path))
+        expected = tuple(value) if parameter.type_descriptor.is_tuple else value
+        assert context.get_parameter_source(parameter.name).name == "DEFAULT_MAP"
+        assert as_plain(context.params[parameter.name]) == as_plain(expected), (name, key)
 
         general, own = (
             f"MISMATCH_{of}{key.upper().replace('-', '_')}" for of in ("", f"{name.upper()}_")
         )
-        between = os.pathsep if known.type_descriptor.annotation == list[Path] else " "
+        between = os.pathsep if parameter.type_descriptor.annotation == list[Path] else " "
         text = between.join(map(str, value)) if isinstance(value, list) else str(value)
         of_one_command = (name, key) == ("report", "algorithm")
         for variable in (own,) if of_one_command else (general, own):
             with monkeypatch.context() as patch:
                 patch.setenv(variable, text)
-                found = context_of(name, command, "--config", str(path))
-            assert found.get_parameter_source(known.name).name == "ENVIRONMENT", (name, variable)
-            assert as_plain(found.params[known.name]) == as_plain(expected), (name, variable)
+                context = context_of(name, command, "--config", str(path))
+            assert context.get_parameter_source(parameter.name).name == "ENVIRONMENT", (
+                name,
+                variable,
+            )
+            assert as_plain(context.params[parameter.name]) == as_plain(expected), (name, variable)
 
 
 def as_plain(value: Any) -> Any:
@@ -100,28 +105,28 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
         "algorithm": ["evil.py:limit=2"], "compare": ["ppo", "evil.py"], "workers": "ray://evil:1",
         "engine_arg": ["logits_processors=evil"], "reward": "evil.py:f",
     }  # fmt: skip
-    seen = set()
-    for name, command, known in parameters():
-        if known.name not in values and known.name not in ALWAYS_TYPED:
+    names = set()
+    for name, command, parameter in parameters():
+        if parameter.name not in values and parameter.name not in ALWAYS_TYPED:
             continue
-        if (name, known.name) == ("report", "algorithm"):
+        if (name, parameter.name) == ("report", "algorithm"):
             continue  # compared with the names in the runs: it starts nothing
-        value = values.get(known.name, sample(known))
-        if name in ("train", "watch") and known.name == "algorithm":
+        value = values.get(parameter.name, sample(parameter))
+        if name in ("train", "watch") and parameter.name == "algorithm":
             value = value if name == "train" else value[0]
-        seen.add(known.name)
+        names.add(parameter.name)
         path = tmp_path / "mismatch.toml"
-        path.write_text(f"[{name}]\n{key_of(known)} = {toml(value)}\n")
+        path.write_text(f"[{name}]\n{key_of(parameter)} = {toml(value)}\n")
         with pytest.raises(
             UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type "
         ):
             context_of(name, command, "--config", str(path))
         with monkeypatch.context() as patch:
-            variable = f"MISMATCH_{key_of(known).upper().replace('-', '_')}"
+            variable = f"MISMATCH_{key_of(parameter).upper().replace('-', '_')}"
             patch.setenv(variable, " ".join(value) if isinstance(value, list) else str(value))
             with pytest.raises(UsageError, match=f"{variable}: .*neither a file nor a variable"):
                 context_of(name, command)
-    assert seen == {*values, *ALWAYS_TYPED}
+    assert names == {*values, *ALWAYS_TYPED}
     capfd.readouterr()
 
 
@@ -240,13 +245,17 @@ def test_a_resumed_run_takes_what_has_no_flag_from_a_file(tmp_path):
     recorded = ["probe", "--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "2"]
     assert run([*recorded, "--max-tokens", "4", "--quiet", "--no-plots", "-o", str(folder)]) == 0
     common = Common(output=folder, resume=True, quiet=True)
-    given = {
+    settings = {
         "device_map": "cpu",
         "noise_responses": 1,
         "token_budget": 100,
         "answer_format": "line",
     }
-    with prepared_run(Values.of(given, "k.toml"), common, ProbeConfig, "probe") as (config, _, _):
+    with prepared_run(Values.of(settings, "k.toml"), common, ProbeConfig, "probe") as (
+        config,
+        _,
+        _,
+    ):
         assert (config.scorer.device_map, config.scorer.noise_responses) == ("cpu", 1)
         assert config.scorer.token_budget == 8192, "which has a flag"
         assert config.task.answer_format == "auto", "which decides what is recorded"

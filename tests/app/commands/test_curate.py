@@ -45,13 +45,13 @@ def test_problems_in_the_range_are_kept_and_measured_again(curated):
         accuracy_by_prompt(Trace.open(curated)),
         accuracy_by_prompt(Trace.open(curated / "held-out")),
     )
-    kept = {prompt: accuracy for prompt, accuracy in chosen.items() if 0.1 <= accuracy <= 0.9}
-    assert 0 < len(kept) < len(chosen) == 6
+    in_range = {prompt: accuracy for prompt, accuracy in chosen.items() if 0.1 <= accuracy <= 0.9}
+    assert 0 < len(in_range) < len(chosen) == 6
     rows = rows_of(curated)
-    assert {row["row"]: row["accuracy"] for row in rows} == kept
+    assert {row["row"]: row["accuracy"] for row in rows} == in_range
     assert {row["row"]: row["held_out_accuracy"] for row in rows} == held_out
     summary = json.loads((curated / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["count"], summary["kept"]) == (6, len(kept))
+    assert (summary["count"], summary["kept"]) == (6, len(in_range))
     assert "figure-accuracy" in (curated / "report.html").read_text(encoding="utf-8")
 
 
@@ -224,14 +224,14 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, tmp_path, capfd):
 
 
 def test_a_reward_has_one_name_from_wherever_it_is_given(monkeypatch, tmp_path):
-    seen = []
+    configs = []
     monkeypatch.setattr(
         "mismatch_cli.probe.curate.curate",
-        lambda config, *_, **__: exit(seen.append(config) or 3),
+        lambda config, *_, **__: exit(configs.append(config) or 3),
     )
     (tmp_path / "mine.py").write_text("def f(response):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     for where in ("mine.py:f", f"{tmp_path}/mine.py:f"):
         with pytest.raises(SystemExit):
             run([*CURATE.split(), "-o", str(tmp_path / "run"), "--reward", where])
-    assert [config.task.reward for config in seen] == [f"{tmp_path}/mine.py:f"] * 2
+    assert [config.task.reward for config in configs] == [f"{tmp_path}/mine.py:f"] * 2

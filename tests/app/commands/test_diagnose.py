@@ -59,13 +59,15 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, diagnose):
 def test_a_shifted_trace(trace, diagnose):
     change(trace, "logp_rollout", lambda row: np.roll(row, 1))
     code, out, _ = diagnose(trace.parent, "--json")
-    found = json.loads(out)
+    summary = json.loads(out)
     assert (
-        code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
+        code == 0
+        and summary["first_cause"] == "index-shift"
+        and summary["faults"] == ["index-shift"]
     )
     for _ in range(2):
         assert diagnose(trace.parent)[0] == 0  # its own folder is overwritten
-    assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
+    assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == summary
     page = (trace.parent / "diagnosis" / "report.html").read_text()
     assert "Shift that side by the reported lag" in page and "<script>alert" not in page
 
@@ -142,12 +144,12 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, di
     assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
     assert "where 1e-07 to 0.0008 are expected of float32 against float32" in text
     assert "NO FAULT FOUND" not in text
-    found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
-    assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]
-    assert found["unexplained"]["nats"] > 0.03 and found["unexplained"]["share"] == pytest.approx(
-        1.0
-    )
-    assert "stale-weights" in [suspect["check"] for suspect in found["suspects"]]
+    summary = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
+    assert summary["first_cause"] is None and summary["faults"] == ["unexplained-gap"]
+    assert summary["unexplained"]["nats"] > 0.03 and summary["unexplained"][
+        "share"
+    ] == pytest.approx(1.0)
+    assert "stale-weights" in [suspect["check"] for suspect in summary["suspects"]]
 
 
 def test_what_was_not_tested_is_not_asserted(tmp_path, diagnose):
@@ -176,16 +178,16 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(
         "mismatch-cli compare fp8-kv kv-auto",
     ]
     assert len(out.splitlines()) <= 40
-    found = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
-    first = found["suspects"][0]
+    summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
+    first = summary["suspects"][0]
     assert (first["setting"], first["value"], first["check"]) == (
         "rollout.kv_cache_dtype",
         "fp8",
         None,
     )
     assert first["test"] == out.splitlines()[-2:] and "NeMo-RL" in first["source"]
-    assert found["faults"] == []
-    assert found["shares"] == {"explained": 0.0, "expected": 1.0, "unexplained": 0.0}
+    assert summary["faults"] == []
+    assert summary["shares"] == {"explained": 0.0, "expected": 1.0, "unexplained": 0.0}
     assert "rollout.kv_cache_dtype" in (tmp_path / "diagnosis" / "report.html").read_text()
 
 
@@ -207,8 +209,8 @@ def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, diagnose
         pq.write_table(table, shard)
     _, out, _ = diagnose(trace.parent)
     text = " ".join(out.split())
-    found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
-    (head,) = [finding for finding in found["findings"] if finding["check"] == "lm-head"]
+    summary = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
+    (head,) = [finding for finding in summary["findings"] if finding["check"] == "lm-head"]
     assert head["status"] == "found" and (head["explains"] or 0) < 0.5
     assert text.index("First suspect: rollout.kv_cache_dtype") < text.index(
         "Precision of the LM head explains"
@@ -225,11 +227,11 @@ def test_a_fault_is_reported_before_suspects(tmp_path, diagnose):
             table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), shard
         )
     _, out, _ = diagnose(trace.parent)
-    found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
+    summary = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert "1 FAULT FOUND" in out and "First suspect" not in out
     assert (
-        found["shares"]["explained"] > 0.9
-        and found["suspects"][0]["setting"] == "rollout.kv_cache_dtype"
+        summary["shares"]["explained"] > 0.9
+        and summary["suspects"][0]["setting"] == "rollout.kv_cache_dtype"
     )
 
 

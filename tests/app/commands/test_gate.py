@@ -57,11 +57,11 @@ def limits(tmp_path) -> str:
 
 
 def test_exit_codes_and_the_last_line(gate, tmp_path):
-    kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
+    limits_file = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
     broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
-    code, out, err = gate(FP8, "--limits", kept)
+    code, out, err = gate(FP8, "--limits", limits_file)
     assert code == 0 and out.splitlines()[-1] == "✔ PASSED  The limit holds."
-    code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
+    code, out, err = gate(FP8, "--limits", limits_file, "--limits", broken, "--quiet")
     assert code == 3 and err == ""
     assert "✘ FAILED  1 of 2 limits does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(
         out.splitlines()
@@ -96,11 +96,11 @@ def test_a_metric_that_two_sets_limit_names_them(gate, tmp_path, monkeypatch, wi
 
 
 def test_a_baseline_that_no_limit_uses_is_named(gate, tmp_path):
-    kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
+    limits_file = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
     words = "No limit refers to the baseline"
-    assert words in gate(FP8, "--limits", kept, "--baseline", FLOAT32)[1]
-    kept = write(tmp_path / "relative.toml", "[limits.k3]\nmax_above_baseline = 1\n")
-    assert words not in gate(FP8, "--limits", kept, "--baseline", FLOAT32)[1]
+    assert words in gate(FP8, "--limits", limits_file, "--baseline", FLOAT32)[1]
+    limits_file = write(tmp_path / "relative.toml", "[limits.k3]\nmax_above_baseline = 1\n")
+    assert words not in gate(FP8, "--limits", limits_file, "--baseline", FLOAT32)[1]
 
 
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
@@ -258,8 +258,8 @@ def test_limits_of_a_good_run_are_read_by_the_next_gate(gate, tmp_path):
         and path.read_text() == before
     )
     code, out, _ = gate(FLOAT32, bfloat16, "--init", str(path), "--force", "--json")
-    (found,) = json.loads(out)
-    assert code == 0 and {limit["source"].partition(" in ")[2] for limit in found["limits"]} == {
+    (result,) = json.loads(out)
+    assert code == 0 and {limit["source"].partition(" in ")[2] for limit in result["limits"]} == {
         shown_as(bfloat16)
     }
 
@@ -447,8 +447,8 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
 def test_a_limit_can_be_a_multiple_of_what_is_expected(gate, tmp_path):
     for factor, code, words in ((1, 0, "PASSED"), (0.01, 3, "FAILED")):
         limits = write(tmp_path / "e.toml", f"[limits.abs_d_mean]\nmax_times_expected = {factor}\n")
-        found, out, _ = gate(FP8, "--limits", limits)
-        assert found == code and words in out and "× expected; expected" in out
+        exit_code, out, _ = gate(FP8, "--limits", limits)
+        assert exit_code == code and words in out and "× expected; expected" in out
     limits = write(tmp_path / "k3.toml", "[limits.k3]\nmax_times_expected = 1\n")
     code, _, err = gate(FP8, "--limits", limits)
     assert code == 2 and "what is expected is known of abs_d_mean only" in err

@@ -162,8 +162,10 @@ def test_errors_are_one_sentence(typed, flags, code, message):
     Path("empty").mkdir()
     Path("foreign").mkdir()
     (Path("foreign") / "thesis.txt").touch()
-    found, out, err = typed("import", *flags)
-    assert found == code and message in err.splitlines()[-1] and not out and "Traceback" not in err
+    exit_code, out, err = typed("import", *flags)
+    assert (
+        exit_code == code and message in err.splitlines()[-1] and not out and "Traceback" not in err
+    )
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
 
 

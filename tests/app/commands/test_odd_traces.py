@@ -28,8 +28,8 @@ def said(tmp_path, monkeypatch, typed) -> Callable[..., str]:
         shutil.rmtree("odd", ignore_errors=True)
         Path("odd").mkdir()
         manifest = read_manifest(FP8) | {"shards": 1}
-        kept = {key: manifest[key] for key in keys or manifest}
-        Path("odd/manifest.json").write_text(json.dumps(kept), encoding="utf-8")
+        entries = {key: manifest[key] for key in keys or manifest}
+        Path("odd/manifest.json").write_text(json.dumps(entries), encoding="utf-8")
         shutil.copy(FP8 / "vocab.parquet", "odd")
         table = pq.read_table(FP8 / "shard-00000.parquet")
         pq.write_table(change(table), "odd/shard-00000.parquet")
@@ -93,10 +93,10 @@ def test_where_nothing_can_be_blocked_nothing_is_ranked_and_no_threshold_advised
 
 def test_what_staleness_leaves_out_is_reported(said):
     def without_some(table: pa.Table) -> pa.Table:
-        some = [
-            [float("nan") if number % 3 == 0 else value for number, value in enumerate(row)]
-            for row in table["logp_trainer"].to_pylist()
-        ]
+        some = table["logp_trainer"].to_pylist()
+        for row in some:
+            for place in range(0, len(row), 3):
+                row[place] = float("nan")
         return with_column(table, "logp_trainer", some)
 
     assert "! With staleness, 659 tokens have no valid log-probability on one side" in said(

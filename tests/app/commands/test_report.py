@@ -133,10 +133,10 @@ def test_numbers_equal_plain_numpy(run_folder):
         "ratio_outside_0.8_1.28": ((ratio < 0.8) | (ratio > 1.28)).mean(),
         "abs_d_p99": np.quantile(np.abs(d), 0.99),
     }
-    found = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]["metrics"]
+    metrics = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]["metrics"]
     for key, value in expected.items():
         tolerance = 0.05 if "p99" in key else 2e-4  # a quantile comes from bins that are 3 % wide
-        assert found[key]["value"] == pytest.approx(value, rel=tolerance, abs=1e-9), key
+        assert metrics[key]["value"] == pytest.approx(value, rel=tolerance, abs=1e-9), key
 
 
 def test_hostile_token_text_is_escaped_everywhere(run_folder, report):
@@ -301,7 +301,7 @@ def test_engine_flags_reach_vllm_and_the_manifest(tmp_path):
         32,
     )
     assert (engine["seed"], engine["enforce_eager"]) == (7, True)
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["pairs"]["mismatch"][
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["pairs"]["mismatch"][
         "metrics"
     ]
-    assert found["tv_binary_mean"]["value"] > 1e-3  # as strong a source of mismatch as expected
+    assert metrics["tv_binary_mean"]["value"] > 1e-3  # as strong a source of mismatch as expected

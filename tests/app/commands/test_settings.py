@@ -62,8 +62,8 @@ OWN_WORDS = {
 
 @cache
 def settings(command: str) -> dict[str, Setting]:
-    known = GROUP.get_command(None, command).callback.settings  # type: ignore[attr-defined,arg-type]
-    return {each.key: each for each in known.values()}
+    own_settings = GROUP.get_command(None, command).callback.settings  # type: ignore[attr-defined,arg-type]
+    return {each.key: each for each in own_settings.values()}
 
 
 def without_flag(command: str) -> list[Setting]:
@@ -97,18 +97,18 @@ def test_each_setting_is_declared_once() -> None:
 def test_each_setting_has_one_help() -> None:
     helps = defaultdict(set)
     for name in COMMANDS:
-        for key, known in settings(name).items():
-            helps[key].add(known.about["help"])
+        for key, setting in settings(name).items():
+            helps[key].add(setting.about["help"])
     assert {key for key, words in helps.items() if len(words) > 1} <= OWN_WORDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_flags_of_a_command_can_be_held_and_its_help_read(name, monkeypatch, capsys) -> None:
-    known = settings(name)
-    flags = [each for each in known.values() if each.has_flag]
+    own_settings = settings(name)
+    flags = [each for each in own_settings.values() if each.has_flag]
     assert len(flags) + 1 <= MOST_FLAGS[name]
     always = ALWAYS.split() if name != "import" else []  # whose dtypes never had a flag
-    missing = [key for key in always if key in known and not known[key].is_typed]
+    missing = [key for key in always if key in own_settings and not own_settings[key].is_typed]
     assert not missing
     monkeypatch.setenv("COLUMNS", "80")
     assert run([name, "--help"]) == 0
@@ -119,14 +119,14 @@ def test_the_flags_of_a_command_can_be_held_and_its_help_read(name, monkeypatch,
     assert bool(keys) == bool(without_flag(name))
 
 
-def sample(known: Setting) -> str:
+def sample(setting: Setting) -> str:
     """A value that this setting can have, as it is typed."""
-    if "choices" in known.about:
-        names = known.about["choices"][1]
+    if "choices" in setting.about:
+        names = setting.about["choices"][1]
         return sorted(names() if callable(names) else names)[0]
-    number = max(known.about.get("least", 1), 1)
+    number = max(setting.about.get("least", 1), 1)
     samples = {int: str(number), float: "0.5", str: "word"}
-    return samples.get(known.type, "word")
+    return samples.get(setting.type, "word")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -135,14 +135,14 @@ def test_a_key_that_is_typed_is_answered_with_the_line_to_write(
 ) -> None:
     monkeypatch.delenv(WRITTEN)
     monkeypatch.chdir(tmp_path)
-    for known in without_flag(name):
-        typed = [known.as_flag, *([] if known.type is bool else [sample(known)])]
+    for setting in without_flag(name):
+        typed = [setting.as_flag, *([] if setting.type is bool else [sample(setting)])]
         assert run([name, *typed]) == 2
         said = " ".join(capsys.readouterr().err.split())
         line = re.search(r"FILE\.toml: (.+?) \(Or set (\w+)\.\)", said)
         assert line is not None, said
         written = tomllib.loads(line[1])
-        assert list(written) == [known.key] and line[2] == f"MISMATCH_{known.key.upper()}"
+        assert list(written) == [setting.key] and line[2] == f"MISMATCH_{setting.key.upper()}"
         file = tmp_path / "written.toml"
         file.write_text(line[1], encoding="utf-8")
         assert run([name, "--config", str(file), "--help"]) == 0  # the file is read, and fits
@@ -207,12 +207,12 @@ def test_nobody_is_told_to_type_what_has_no_flag() -> None:
     every = {each.as_flag for name in COMMANDS for each in settings(name).values() if each.is_typed}
     keys = {each.as_flag for name in COMMANDS for each in without_flag(name)} - every
     spelled = re.compile(rf"(?<![\w-])({'|'.join(sorted(keys, key=len, reverse=True))})(?![\w-])")
-    told = [
+    mentions = [
         (place, hit[0])
         for place, text in texts()
         if (hit := spelled.search(OF_OTHERS.sub("", text)))
     ]
-    assert len(keys) > 50 and not told
+    assert len(keys) > 50 and not mentions
 
 
 def test_the_lines_of_the_docs_type_flags_that_their_command_has() -> None:

@@ -124,11 +124,12 @@ def test_a_name_of_several_frameworks_is_answered_if_it_is_one_number(judged, ty
 
 def test_a_name_of_several_frameworks_is_ambiguous_if_the_numbers_differ(capfd):
     """verl counts clipped tokens over a batch, Miles over responses first."""
-    lines = {
-        framework: next(line for line in dialects.lines(framework) if "pg_clipfrac" in line.name)
-        for framework in ("miles", "verl")
-    }
-    assert lines["miles"].formula != lines["verl"].formula
+    formulas = {}
+    for framework in ("miles", "verl"):
+        for line in dialects.lines(framework):
+            if "pg_clipfrac" in line.name:
+                formulas.setdefault(framework, line.formula)
+    assert formulas["miles"] != formulas["verl"]
     assert run(["verdict", "pg_clipfrac=0.02"]) == 2
     err = capfd.readouterr().err
     who = "miles (train/pg_clipfrac), slime (train/pg_clipfrac), verl (actor/pg_clipfrac)"
@@ -146,9 +147,9 @@ def test_a_name_of_several_frameworks_is_ambiguous_if_the_numbers_differ(capfd):
 )
 def test_a_model_is_called_by_its_name_on_a_hub(judged, typed, name, family, kind):
     words = "abs_d_mean=0.09", "--model", name
-    found = judged(*words)
-    assert found["family"] == family
-    assert found["numbers"] == judged("abs_d_mean=0.09", "--model", kind)["numbers"]
+    verdict = judged(*words)
+    assert verdict["family"] == family
+    assert verdict["numbers"] == judged("abs_d_mean=0.09", "--model", kind)["numbers"]
     assert f"verdict abs_d_mean=0.09 --model {name} --dtype bf16" in typed(*words)[0]
 
 
@@ -200,11 +201,11 @@ def test_a_screen_has_at_most_40_lines(typed, words):
 
 def test_the_same_bars_as_a_report_has(judged):
     """A number gets the same verdict whether it is read from a trace or typed."""
-    found = analyse_mismatch([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
-    main = next(iter(found["pairs"].values()))
+    summary = analyse_mismatch([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
+    main = next(iter(summary["pairs"].values()))
     of_report = {
         bar["who"]: bar["standing"]
-        for bar in found["verdict"]["bars"]
+        for bar in summary["verdict"]["bars"]
         if bar["pair"] == main["pair"]
     }
     for key in ("tv_binary_mean", "abs_d_mean", "k1", "chi2_token"):
@@ -248,8 +249,12 @@ def test_a_different_quantity_is_not_compared_with_limits(judged, typed):
         ["verl", "actor/ppo_kl=0.5"],
         ["trl", "sampling/importance_sampling_ratio/mean=0.5"],
     ):
-        found = judged(*words)
-        assert (found["numbers"][0]["bars"], found["numbers"][0]["metric"], found["status"]) == (
+        verdict = judged(*words)
+        assert (
+            verdict["numbers"][0]["bars"],
+            verdict["numbers"][0]["metric"],
+            verdict["status"],
+        ) == (
             [],
             None,
             "",
@@ -291,14 +296,14 @@ def test_a_limit_on_a_quantity_that_none_of_ours_equals_is_judged_by_its_own_nam
 
 
 def test_given_facts_are_suspected_before_unknown_ones(judged):
-    found = judged(
+    verdict = judged(
         "abs_d_mean=0.05", "--dtype", "bf16", "--kv-cache-dtype", "fp8", "--model", "moe"
     )
-    first, second, third, *others = found["suspects"]
+    first, second, third, *others = verdict["suspects"]
     assert (first["setting"], first["value"]) == ("rollout.kv_cache_dtype", "fp8") and first["test"]
     assert second["setting"] == "rollout.num_experts" and third["setting"] == "rollout.dtype"
     assert all(row["value"] is None and row["test"] == [] for row in others)
-    assert (found["family"], found["precision"]) == ("moe", "fp8")
+    assert (verdict["family"], verdict["precision"]) == ("moe", "fp8")
     settings = [
         row["setting"] for row in judged("k3=0.1", "--temperature", "1", "--top-p", "1")["suspects"]
     ]
@@ -364,9 +369,9 @@ def test_it_loads_neither_torch_nor_what_reads_traces():
 
 def test_the_page_lists_everything(judged):
     page = PAGE.read_text(encoding="utf-8")
-    found = judged("abs_d_mean=0.2", "--kv-cache-dtype", "fp8")
-    number = found["numbers"][0]
-    rows = (found, number, number["usual"], number["made_by"][0], found["suspects"][0])
+    verdict = judged("abs_d_mean=0.2", "--kv-cache-dtype", "fp8")
+    number = verdict["numbers"][0]
+    rows = (verdict, number, number["usual"], number["made_by"][0], verdict["suspects"][0])
     for key in (key for row in rows for key in row):
         assert re.search(f"`{key}`", page), key
 
@@ -378,8 +383,8 @@ def test_without_a_dtype_the_answer_is_given_for_each_precision(typed, judged):
     assert "! WITHIN LIMITS, USUAL FOR SOME PRECISIONS" in text and "unknown precision" not in text
     assert "within bf16 (0.001–0.07), fp8 (0.002–0.25); above fp32 (1e-07–0.0008), fp16" in text
     assert f"mismatch-cli verdict {' '.join(name)} --dtype bf16" in text
-    given = " ".join(typed(*name, "--dtype", "bf16")[0].split())
-    assert "✔ WITHIN LIMITS" in given and "not given" not in given.partition("✔")[2]
+    printed = " ".join(typed(*name, "--dtype", "bf16")[0].split())
+    assert "✔ WITHIN LIMITS" in printed and "not given" not in printed.partition("✔")[2]
     (number,) = judged(*name, "--model", "moe")["numbers"]
     of_experts = {row["precision"]: row for row in number["by_precision"]}
     assert of_experts["bf16"]["low"] == 0.002 and len(of_experts) == len(number["by_precision"])

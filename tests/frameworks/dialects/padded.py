@@ -49,7 +49,8 @@ class Padded:
 
     def rows(self, keep: Tensor) -> Padded:
         """A subset of the responses."""
-        return Padded(*(None if column is None else column[keep] for column in vars(self).values()))
+        columns = {name: x[keep] for name, x in vars(self).items() if x is not None}
+        return replace(self, **columns)
 
     def in_support(self) -> Padded:
         """The batch without tokens that π excludes."""
@@ -64,14 +65,15 @@ class Padded:
 
 def padded(trace: Trace, dtype: torch.dtype = torch.float64) -> dict[str, Padded]:
     """The pairs of policies in a trace, as batches."""
-    found = {}
+    batches = {}
     for pair, (current, reference) in PAIRS.items():
-        rows = [row for batch in trace.batches() for row in _rows(batch, current, reference)]
-        if rows and any(row[2].any() for row in rows):
-            found[pair] = Padded(
-                *(_stacked(list(column), dtype) for column in zip(*rows, strict=True))
-            )
-    return found
+        rows: list[tuple[np.ndarray | None, ...]] = []
+        for batch in trace.batches():
+            rows += _rows(batch, current, reference)
+        columns = list(zip(*rows, strict=True))
+        if rows and np.concatenate(columns[2]).any():
+            batches[pair] = Padded(*(_stacked(column, dtype) for column in columns))
+    return batches
 
 
 def _rows(
@@ -81,32 +83,34 @@ def _rows(
     if p_T is None or q_T is None:
         return
     counts_T = batch.loss_mask_T & ~np.isnan(p_T) & np.isfinite(q_T)
+
+    def counted(x_T: np.ndarray | None) -> np.ndarray | None:
+        return None if x_T is None else np.where(counts_T, x_T, 0)
+
+    def finite(x_T: np.ndarray | None) -> np.ndarray | None:
+        return None if x_T is None else np.nan_to_num(x_T)
+
+    columns = [counted(p_T), counted(q_T), counts_T]
+    columns += [finite(batch.advantage_T), finite(batch.entropy_trainer_T)]
+    recomputed_T = counted(batch.logp_recomputed_T)
     for s in range(batch.num_responses):
         tokens = slice(*batch.offset_S1[s : s + 2])
-        if batch.loss_mask_T[tokens].any() and not counts_T[tokens].any():
-            continue  # not scored
-        taken = [np.where(counts_T[tokens], column[tokens], 0) for column in (p_T, q_T)]
-        others = [
-            None if c is None else np.nan_to_num(c[tokens])
-            for c in (batch.advantage_T, batch.entropy_trainer_T)
-        ]
-        third_T = batch.logp_recomputed_T
-        yield (
-            *taken,
-            counts_T[tokens],
-            *others,
-            None if batch.reward_S is None else batch.reward_S[s],
-            None if third_T is None else np.where(counts_T[tokens], third_T[tokens], 0),
-        )
+        # A response whose every trained token lacks a number was not scored
+        is_scored = counts_T[tokens].any() or not batch.loss_mask_T[tokens].any()
+        if is_scored:
+            yield (
+                *(None if x_T is None else x_T[tokens] for x_T in columns),
+                None if batch.reward_S is None else batch.reward_S[s],
+                None if recomputed_T is None else recomputed_T[tokens],
+            )
 
 
-def _stacked(column: list[np.ndarray | None], dtype: torch.dtype) -> Tensor | None:
+def _stacked(column: tuple[np.ndarray | None, ...], dtype: torch.dtype) -> Tensor | None:
     if any(row is None for row in column):
         return None
-    rows = [torch.as_tensor(row) for row in column]
-    rows = [row if row.dtype == torch.bool else row.to(dtype) for row in rows]
-    return (
-        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        if rows[0].ndim
-        else torch.stack(rows)
-    )
+    rows = []
+    for row in map(torch.as_tensor, column):
+        rows.append(row if row.dtype == torch.bool else row.to(dtype))
+    if rows[0].ndim == 0:
+        return torch.stack(rows)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -45,11 +45,11 @@ def test_every_metric_is_in_the_table(report):
 def test_the_json_equals_the_measurement(report):
     code, out, _ = report("--as", "all", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert (found["format"], found["version"]) == ("mismatch-cli dialects", 1)
-    assert sorted(found["frameworks"]) == dialects.names()
+    readings = json.loads(out)
+    assert (readings["format"], readings["version"]) == ("mismatch-cli dialects", 1)
+    assert sorted(readings["frameworks"]) == dialects.names()
     row = next(
-        row for row in found["frameworks"]["verl"]["metrics"] if row["name"] == "rollout_corr/kl"
+        row for row in readings["frameworks"]["verl"]["metrics"] if row["name"] == "rollout_corr/kl"
     )
     assert row["compares"] == "recomputed / rollout"
     assert row["value"] == pytest.approx(0.004539093, rel=1e-5)

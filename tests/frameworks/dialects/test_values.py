@@ -77,32 +77,33 @@ GOLDEN = {  # computed by hand from the formulas in each framework's source
 @pytest.mark.parametrize("framework", GOLDEN)
 def test_golden_values(framework, write):
     trace = write(rows(MU, logp_trainer=PI, advantage=ADVANTAGE))
-    found = measure([trace], [framework])[framework]
+    readings = measure([trace], [framework])[framework]
     for name, value in GOLDEN[framework].items():
-        assert found[name] == pytest.approx(value, abs=1e-6, rel=1e-6), name
+        assert readings[name] == pytest.approx(value, abs=1e-6, rel=1e-6), name
 
 
 def measure(traces, frameworks):
     """Framework → metric name → value."""
-    found = dialects.readings(traces, frameworks).by_framework
+    by_framework = dialects.readings(traces, frameworks).by_framework
     return {
-        name: {reading.line.name: reading.value for reading in rows} for name, rows in found.items()
+        name: {reading.line.name: reading.value for reading in rows}
+        for name, rows in by_framework.items()
     }
 
 
-def check_equal(found, expected):
+def check_equal(readings, expected):
     """Values equal up to rounding, or missing in both."""
-    assert found.keys() == expected.keys()
+    assert readings.keys() == expected.keys()
     for name, value in expected.items():
         near = value if value is None else pytest.approx(value, rel=1e-12, abs=1e-15)
-        assert found[name] == near, name
+        assert readings[name] == near, name
 
 
 def test_tis_abs_by_tokens(write):
     """slime with --calculate-per-token-loss: the mean over tokens, here those of one response."""
     trace = write(rows([MU[0] + MU[1]], logp_trainer=[PI[0] + PI[1]]))
-    found = measure([trace], ["slime"])["slime"]["train/tis_abs"]
-    assert found == pytest.approx(0.614536, abs=1e-6)
+    value = measure([trace], ["slime"])["slime"]["train/tis_abs"]
+    assert value == pytest.approx(0.614536, abs=1e-6)
 
 
 def test_every_line_names_its_source():
@@ -130,8 +131,8 @@ def test_masked_tokens_do_not_count(write):
     )
     frameworks = dialects.names()
     expected = measure([plain], frameworks)
-    for framework, found in measure([masked], frameworks).items():
-        check_equal(found, expected[framework])
+    for framework, readings in measure([masked], frameworks).items():
+        check_equal(readings, expected[framework])
 
 
 def test_a_fully_masked_response(write):
@@ -144,40 +145,42 @@ def test_a_fully_masked_response(write):
             [[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask
         )
     )
-    found = measure([trace], dialects.names())
-    assert found["verl"]["rollout_corr/training_ppl"] == pytest.approx(
+    readings = measure([trace], dialects.names())
+    assert readings["verl"]["rollout_corr/training_ppl"] == pytest.approx(
         (math.exp(0.95) + 1) / 2, rel=1e-6
     )
-    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
-    assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
-    assert found["slime"]["train/mis_training_ppl"] == pytest.approx(math.exp(0.95) / 2, rel=1e-6)
-    assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.1, rel=1e-6)
-    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+    assert readings["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
+    assert readings["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
+    assert readings["slime"]["train/mis_training_ppl"] == pytest.approx(
+        math.exp(0.95) / 2, rel=1e-6
+    )
+    assert readings["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.1, rel=1e-6)
+    assert readings["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
         (math.exp(-0.4) + 1) / 2, rel=1e-6
     )
-    assert found["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(
+    assert readings["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(
         math.exp(0.2), rel=1e-6
     )
 
 
 def test_an_unscored_response_is_in_no_mean(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -0.7], None]))
-    found = measure([trace], ["verl", "trl", "slime"])
-    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
-    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+    readings = measure([trace], ["verl", "trl", "slime"])
+    assert readings["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
+    assert readings["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
         math.exp(-0.4), rel=1e-6
     )
-    assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-6)
+    assert readings["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-6)
 
 
 def test_an_empty_response(write):
     trace = write(rows([[-1.0, -0.5], []], logp_trainer=[[-1.2, -0.7], []]))
-    found = measure([trace], dialects.names())
-    assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
-    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
+    readings = measure([trace], dialects.names())
+    assert readings["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
+    assert readings["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
     assert all(
         value is None or math.isfinite(value)
-        for values in found.values()
+        for values in readings.values()
         for value in values.values()
     )
 
@@ -187,21 +190,25 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
     readings = dialects.readings([trace], dialects.names())
     assert readings.out_of_support == 1
     shown = readings.by_framework.items()
-    found = {name: {reading.line.name: reading.value for reading in lines} for name, lines in shown}
-    assert found["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
+    values_of = {
+        name: {reading.line.name: reading.value for reading in lines} for name, lines in shown
+    }
+    assert values_of["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
     q = np.exp(-0.5)
     gaps = [abs(math.exp(-1.2) - math.exp(-1)), q, abs(math.exp(-2.5) - math.exp(-2))]
-    assert found["verl"]["training/rollout_probs_diff_mean"] == pytest.approx(
+    assert values_of["verl"]["training/rollout_probs_diff_mean"] == pytest.approx(
         np.mean(gaps), rel=1e-6
     )
     ratios = [math.exp(-0.2), 0, math.exp(-0.5)]
-    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
+    assert values_of["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
         np.mean(ratios), rel=1e-6
     )
-    assert found["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-20), rel=1e-6)
-    assert found["trl"]["sampling/importance_sampling_ratio/min"] == 0
+    assert values_of["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(
+        math.exp(-20), rel=1e-6
+    )
+    assert values_of["trl"]["sampling/importance_sampling_ratio/min"] == 0
     expected = (math.exp(-20 * 2) + math.exp(2 * -0.5)) / 2 - 1
-    assert found["verl"]["rollout_corr/chi2_seq"] == pytest.approx(expected, rel=1e-6)
+    assert values_of["verl"]["rollout_corr/chi2_seq"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_owners_clamp_at_20_nats(write):
@@ -209,19 +216,19 @@ def test_owners_clamp_at_20_nats(write):
     as 0.
     """
     trace = write(rows([[-30.0], [-95.0]], logp_trainer=[[-0.0], [-0.0]]))
-    found = measure([trace], ["verl", "skyrl", "miles", "open-instruct", "nemo-rl"])
-    assert found["verl"]["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
-    assert found["verl"]["rollout_corr/chi2_seq"] == pytest.approx(math.exp(40), rel=1e-6)
-    assert found["verl"]["rollout_corr/kl"] == pytest.approx(-62.5)
-    assert found["verl"]["rollout_corr/rollout_rs_seq_sum_k1_mean"] == pytest.approx(-20)
-    assert found["skyrl"]["policy/is_ratio_max"] == pytest.approx(math.exp(20), rel=1e-6)
-    assert found["miles"]["train/train_rollout_kl"] == 10
-    assert found["open-instruct"]["val/rho_weight"] == 2
-    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
+    readings = measure([trace], ["verl", "skyrl", "miles", "open-instruct", "nemo-rl"])
+    assert readings["verl"]["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
+    assert readings["verl"]["rollout_corr/chi2_seq"] == pytest.approx(math.exp(40), rel=1e-6)
+    assert readings["verl"]["rollout_corr/kl"] == pytest.approx(-62.5)
+    assert readings["verl"]["rollout_corr/rollout_rs_seq_sum_k1_mean"] == pytest.approx(-20)
+    assert readings["skyrl"]["policy/is_ratio_max"] == pytest.approx(math.exp(20), rel=1e-6)
+    assert readings["miles"]["train/train_rollout_kl"] == 10
+    assert readings["open-instruct"]["val/rho_weight"] == 2
+    assert readings["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
         math.exp(30) / 2, rel=1e-5
     )
-    assert found["nemo-rl"]["train/is_oob_ratio (tis)"] == 0.5
-    assert found["nemo-rl"]["train/is_oob_ratio (icepop)"] == 1
+    assert readings["nemo-rl"]["train/is_oob_ratio (tis)"] == 0.5
+    assert readings["nemo-rl"]["train/is_oob_ratio (icepop)"] == 1
     low = measure(
         [write(rows([[-1.0]], logp_trainer=[[-40.0]]), name="low")], ["verl", "open-instruct"]
     )
@@ -231,9 +238,9 @@ def test_owners_clamp_at_20_nats(write):
 
 def test_only_verl_clamps_a_large_update(write):
     columns = {"logp_trainer": [[-40.0]], "logp_recomputed": [[-0.5]], "version_trainer": [1]}
-    found = measure([write(rows([[-0.5]], **columns))], ["verl", "openrlhf"])
-    assert found["verl"]["actor/ppo_kl"] == 20
-    assert found["openrlhf"]["ppo_kl"] == pytest.approx(39.5)
+    readings = measure([write(rows([[-0.5]], **columns))], ["verl", "openrlhf"])
+    assert readings["verl"]["actor/ppo_kl"] == 20
+    assert readings["openrlhf"]["ppo_kl"] == pytest.approx(39.5)
 
 
 def test_nemo_rl_masks_complete_responses(write):
@@ -248,13 +255,13 @@ def test_nemo_rl_masks_complete_responses(write):
             reward=[1.0, 1.0, 0.0, 0.0],
         )
     )
-    found = measure([trace], ["nemo-rl"])["nemo-rl"]
-    kept = [(math.exp(0.1) + 1) / 2, (1 + math.exp(0.5)) / 2]
-    assert found["train/mean_seq_mult_prob_error_after_mask"] == pytest.approx(
-        np.mean(kept), rel=1e-6
+    readings = measure([trace], ["nemo-rl"])["nemo-rl"]
+    means = [(math.exp(0.1) + 1) / 2, (1 + math.exp(0.5)) / 2]
+    assert readings["train/mean_seq_mult_prob_error_after_mask"] == pytest.approx(
+        np.mean(means), rel=1e-6
     )
-    assert found["train/num_masked_seqs_by_logprob_error"] == 2
-    assert found["train/masked_correct_pct"] == 0.5
+    assert readings["train/num_masked_seqs_by_logprob_error"] == 2
+    assert readings["train/masked_correct_pct"] == 0.5
 
 
 def test_inputs_that_no_trace_has_are_named(write):
@@ -278,14 +285,14 @@ def test_inputs_that_no_trace_has_are_named(write):
 
 def test_one_token_has_no_spread(write):
     """verl and SkyRL show NaN, open-instruct 0."""
-    found = dialects.readings(
+    readings = dialects.readings(
         [write(rows([[-1.0]], logp_trainer=[[-1.2]]))], ["skyrl", "open-instruct"]
     ).by_framework
-    before = {reading.line.name: reading for reading in found["skyrl"]}[
+    before = {reading.line.name: reading for reading in readings["skyrl"]}[
         "policy/rollout_train_logprobs_abs_diff_std"
     ]
     assert before.value is None and before.why.startswith("not defined for these tokens")
-    by_name = {reading.line.name: reading.value for reading in found["open-instruct"]}
+    by_name = {reading.line.name: reading.value for reading in readings["open-instruct"]}
     assert by_name["debug/vllm_vs_local_logprob_diff_std"] == 0
 
 
@@ -294,17 +301,17 @@ def test_without_the_trainer_at_the_weights_that_sampled(write):
     what they need.
     """
     trace = write(rows(MU, logp_trainer=PI, version_trainer=[1, 1]))
-    found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).by_framework
-    assert all(reading.value is None for reading in found["verl"])
-    assert found["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
-    prime = {reading.line.name: reading for reading in found["prime-rl"]}
+    readings = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).by_framework
+    assert all(reading.value is None for reading in readings["verl"])
+    assert readings["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
+    prime = {reading.line.name: reading for reading in readings["prime-rl"]}
     assert prime["mismatch_kl/all/mean"].value == pytest.approx(0.298764, abs=1e-6)
     assert prime["is_masked/mean"].value == 0  # ipo ignores the advantage
     assert (
         prime["kl_ent_ratio/mean"].why
         == "not measured: needs logp_trainer and logp_rollout and entropy_trainer"
     )
-    measured = [reading.line.name for reading in found["skyrl"] if reading.value is not None]
+    measured = [reading.line.name for reading in readings["skyrl"] if reading.value is not None]
     assert measured == [
         f"policy/minibatch_rollout_logprobs_abs_diff_{part}" for part in ("mean", "std", "max")
     ]
@@ -312,9 +319,9 @@ def test_without_the_trainer_at_the_weights_that_sampled(write):
 
 def test_prime_rl_does_not_see_groups_without_signal(write):
     trace = write(rows(MU, logp_trainer=PI, advantage=[[0.0] * 4, [-1.0] * 3]))
-    found = measure([trace], ["prime-rl"])["prime-rl"]
+    readings = measure([trace], ["prime-rl"])["prime-rl"]
     d = np.array(PI[1]) - np.array(MU[1])
-    assert found["mismatch_kl/all/mean"] == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
+    assert readings["mismatch_kl/all/mean"] == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
 
 
 def test_shards_and_traces_are_one_measurement(write):
@@ -331,23 +338,23 @@ def test_shards_and_traces_are_one_measurement(write):
     traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
     frameworks = dialects.names()
     expected = measure([whole], frameworks)
-    for found in (measure([shards], frameworks), measure(traces, frameworks)):
+    for readings in (measure([shards], frameworks), measure(traces, frameworks)):
         for framework in frameworks:
-            check_equal(found[framework], expected[framework])
+            check_equal(readings[framework], expected[framework])
 
 
 def test_a_float32_trace_is_measured_too():
-    found = measure([Trace.open(bundled("traces") / "float32")], ["verl", "open-instruct"])
-    assert 0 < found["verl"]["training/rollout_probs_diff_mean"] < 1e-5
-    assert found["verl"]["actor/ppo_kl"] == 0  # equal weights
-    assert found["open-instruct"]["debug/vllm_vs_local_logprob_diff_mean"] > 0
+    readings = measure([Trace.open(bundled("traces") / "float32")], ["verl", "open-instruct"])
+    assert 0 < readings["verl"]["training/rollout_probs_diff_mean"] < 1e-5
+    assert readings["verl"]["actor/ppo_kl"] == 0  # equal weights
+    assert readings["open-instruct"]["debug/vllm_vs_local_logprob_diff_mean"] > 0
 
 
 def test_far_values_keep_their_spread(write):
     """Gaps near 64 nats in seven shards, exact in float32."""
     gap = 64 + np.random.default_rng(0).integers(-9, 10, (7, 400)) * 2.0**-17
     shards = [rows([[-1.0] * 400], logp_trainer=[-1 - row], prompt_id=[row[0]]) for row in gap]
-    found = measure([write(*shards)], ["skyrl"])["skyrl"]
+    readings = measure([write(*shards)], ["skyrl"])["skyrl"]
     name = "policy/rollout_train_logprobs_abs_diff_"
-    assert found[f"{name}std"] == pytest.approx(gap.std(ddof=1), rel=1e-9)
-    assert (found[f"{name}min"], found[f"{name}max"]) == (gap.min(), gap.max())
+    assert readings[f"{name}std"] == pytest.approx(gap.std(ddof=1), rel=1e-9)
+    assert (readings[f"{name}min"], readings[f"{name}max"]) == (gap.min(), gap.max())

@@ -60,8 +60,8 @@ def _row_errors(g: Padded) -> Tensor:
 
 def _after_mask(g: Padded, reduce: Callable[[Tensor], Tensor]) -> Tensor | float:
     errors = _row_errors(g)
-    kept = errors[errors <= 2]
-    return reduce(kept) if kept.numel() else 0.0
+    within = errors[errors <= 2]
+    return reduce(within) if within.numel() else 0.0
 
 
 def _masked_correct(g: Padded) -> Tensor | float:
@@ -278,13 +278,15 @@ def _levels(
     kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor], Tensor]
 ) -> dict[str, Formula]:
     """The four of a kind: `of` a mean or sum of x at each level."""
-    found: dict[str, Formula] = {
+    formulas: dict[str, Formula] = {
         "token": lambda g: _valid_mean(_row_means(reduce(x(g)), g.mask), g),
         "geometric": lambda g: _valid_mean(reduce(_row_means(x(g), g.mask)), g),
         "sequence": lambda g: _valid_mean(reduce(torch.where(g.mask, x(g), 0).sum(-1)), g),
         "segment": lambda g: _valid_mean(_row_means(reduce(_segments(x(g), g)), g.mask), g),
     }
-    return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
+    return {
+        f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in formulas.items()
+    }
 
 
 def _tis_clipped(g: Padded) -> Tensor:

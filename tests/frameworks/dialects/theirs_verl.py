@@ -18,8 +18,10 @@ _CORR, _IS, _RS = "rollout_corr/", "rollout_corr/rollout_is_", "rollout_corr/rol
 
 def _mean(x: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
     """verl_F.masked_mean: 0 for a row without tokens."""
-    kept = torch.where(mask, x, 0)
-    return kept.sum() / mask.sum() if axis is None else kept.sum(axis) / (mask.sum(axis) + 1e-8)
+    counted = torch.where(mask, x, 0)
+    return (
+        counted.sum() / mask.sum() if axis is None else counted.sum(axis) / (mask.sum(axis) + 1e-8)
+    )
 
 
 def perplexities(prefix: str) -> dict[str, Formula]:
@@ -28,7 +30,7 @@ def perplexities(prefix: str) -> dict[str, Formula]:
     def log_ppl_diff(g: Padded) -> Tensor:
         return _mean(g.q, g.mask, -1) - _mean(g.p, g.mask, -1)
 
-    found: dict[str, Formula] = {
+    formulas: dict[str, Formula] = {
         "training_ppl": lambda g: (-_mean(g.p, g.mask, -1)).exp().mean(),
         "training_log_ppl": lambda g: (-_mean(g.p, g.mask, -1)).mean(),
         "rollout_ppl": lambda g: (-_mean(g.q, g.mask, -1)).exp().mean(),
@@ -39,7 +41,7 @@ def perplexities(prefix: str) -> dict[str, Formula]:
         "log_ppl_diff_min": lambda g: log_ppl_diff(g).min(),
         "ppl_ratio": lambda g: log_ppl_diff(g).exp().mean(),
     }
-    return {prefix + name: formula for name, formula in found.items()}
+    return {prefix + name: formula for name, formula in formulas.items()}
 
 
 def _raw(g: Padded) -> Tensor:

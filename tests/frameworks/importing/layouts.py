@@ -4,6 +4,7 @@ import wrote.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -49,6 +50,7 @@ def same_bits(table: pa.Table, name: str, expected: Iterable[Any]) -> bool:
     """Whether a list column holds these values, in float32 or integers, bit for bit."""
     kind = table.schema.field(name).type.value_type.to_pandas_dtype()
 
+    # NaN equals itself in bytes
     def bits(lists: Iterable[Any]) -> list[bytes | None]:
         return [None if values is None else np.array(values, kind).tobytes() for values in lists]
 
@@ -74,14 +76,18 @@ def ones(lists: Iterable[list[Any]]) -> list[list[int]]:
 def padded(lists: list[list[Any]], fill: float = 0, *, left: bool = False) -> list[list[Any]]:
     """Lists of one length, two more than the longest has."""
     width = max(map(len, lists)) + 2
-    pads = [[fill] * (width - len(values)) for values in lists]
-    pairs = zip(pads, lists, strict=True)
-    return [pad + values if left else values + pad for pad, values in pairs]
+    rows = []
+    for values in lists:
+        pad = [fill] * (width - len(values))
+        rows.append(pad + values if left else values + pad)
+    return rows
 
 
 def write_lines(path: Path, records: Iterable[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record) + "\n")
     return path
 
 
@@ -119,7 +125,7 @@ def nemo_record(row: Row, index: int, width: int = 400) -> Row:
         "rewards": [row["reward"]],
         "input_lengths": [size],
         "token_ids": padded(prompt + response, 0),
-        "token_loss_mask": padded([int(m) for m in row["loss_mask"]], 0),
+        "token_loss_mask": padded(list(map(int, row["loss_mask"])), 0),
         "sample_loss_mask": [1.0],
         "advantages": [[row["advantage"][0]] * width],
         "generation_logprobs": padded(row["logp_rollout"], 0.0),
@@ -130,7 +136,7 @@ def nemo_record(row: Row, index: int, width: int = 400) -> Row:
 
 def nemo_records(rows: list[Row]) -> list[Row]:
     width = max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows) + 3
-    return [nemo_record(row, i, width) for i, row in enumerate(rows)]
+    return list(map(nemo_record, rows, itertools.count(), itertools.repeat(width)))
 
 
 def nemo_rl(path: Path, rows: list[Row]) -> Path:
@@ -149,7 +155,7 @@ def slime_sample(row: Row, index: int) -> Row:
         "response_length": len(row["response_ids"]),
         "label": None,
         "reward": row["reward"],
-        "loss_mask": [int(m) for m in row["loss_mask"]],
+        "loss_mask": list(map(int, row["loss_mask"])),
         "weight_versions": ["3", "4"],
         "rollout_log_probs": row["logp_rollout"],
         "remove_sample": False,
@@ -160,7 +166,7 @@ def slime_sample(row: Row, index: int) -> Row:
 
 
 def slime_samples(rows: list[Row]) -> list[Row]:
-    return [slime_sample(row, i) for i, row in enumerate(rows)]
+    return list(map(slime_sample, rows, itertools.count()))
 
 
 def slime_columns(rows: list[Row]) -> Row:
@@ -172,11 +178,11 @@ def slime_columns(rows: list[Row]) -> Row:
     tokens = [torch.tensor(row["prompt_ids"] + row["response_ids"]) for row in rows]
     return {
         "tokens": tokens,
-        "response_lengths": [len(row["response_ids"]) for row in rows],
+        "response_lengths": list(map(len, column(rows, "response_ids"))),
         "total_lengths": list(map(len, tokens)),
         "rewards": [0.5] * len(rows),
-        "truncated": [int(row["finish_reason"] == "length") for row in rows],
-        "loss_masks": [mask.long() for mask in tensors("loss_mask")],
+        "truncated": [int(reason == "length") for reason in column(rows, "finish_reason")],
+        "loss_masks": list(map(torch.Tensor.long, tensors("loss_mask"))),
         "sample_indices": list(range(len(rows))),
         "num_microbatches": [1],
         "micro_batch_indices": [[[0, 1]]],
@@ -191,9 +197,9 @@ def slime_train(path: Path, rows: list[Row], rollout_id: int = 0) -> Path:
     columns = {name: values for name, values in slime_columns(rows).items() if "micro" not in name}
     columns["sample_index"] = columns.pop("sample_indices")
     columns |= {"rollout_position": range(len(rows)), "data_parallel_rank": [0] * len(rows)}
-    samples = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    samples = []
+    for values in zip(*columns.values(), strict=True):
+        samples.append(dict(zip(columns, values, strict=True)))
     about = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "dp_shards": []}
     return save(path, about | {"samples": samples, "raw_reward": column(rows, "reward")})
 

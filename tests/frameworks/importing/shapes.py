@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.frameworks.importing.layouts import Row
+from tests.frameworks.importing.layouts import Row, column
 
 Record = dict[str, Any]
 
@@ -22,12 +22,17 @@ def ones(row: Row) -> list[int]:
 
 def atropos(rows: list[Row]) -> Record:
     """A `ScoredDataGroup`: whole sequences, labels of −100 and log-probs of 1.0 at the prompt."""
+    tokens, masks, logprobs = [], [], []
+    for row in rows:
+        tokens.append(row["prompt_ids"] + row["response_ids"])
+        masks.append(whole(row, row["response_ids"], -100))
+        logprobs.append(whole(row, row["logp_rollout"], 1.0))
     return {
-        "tokens": [row["prompt_ids"] + row["response_ids"] for row in rows],
-        "masks": [whole(row, row["response_ids"], -100) for row in rows],
-        "scores": [row["reward"] for row in rows],
+        "tokens": tokens,
+        "masks": masks,
+        "scores": column(rows, "reward"),
         "advantages": None,
-        "inference_logprobs": [whole(row, row["logp_rollout"], 1.0) for row in rows],
+        "inference_logprobs": logprobs,
         "messages": None,
         "group_overrides": {},
     }
@@ -53,20 +58,20 @@ def sglang(row: Row) -> Record:
 
 def vllm_chat(rows: list[Row]) -> Record:
     """A chat completion of vLLM with `return_token_ids`: the choices of one prompt."""
-    choices = [
-        {
-            "index": number,
-            "token_ids": row["response_ids"],
-            "finish_reason": row["finish_reason"],
-            "logprobs": {
-                "content": [
-                    {"token": "so", "logprob": logp, "top_logprobs": [{"logprob": 0.0}]}
-                    for logp in row["logp_rollout"]
-                ]
-            },
-        }
-        for number, row in enumerate(rows)
-    ]
+    choices = []
+    for number, row in enumerate(rows):
+        content = [
+            {"token": "so", "logprob": logp, "top_logprobs": [{"logprob": 0.0}]}
+            for logp in row["logp_rollout"]
+        ]
+        choices.append(
+            {
+                "index": number,
+                "token_ids": row["response_ids"],
+                "finish_reason": row["finish_reason"],
+                "logprobs": {"content": content},
+            }
+        )
     prompt = rows[0]["prompt_ids"]
     return {"object": "chat.completion", "prompt_token_ids": prompt, "choices": choices}
 
@@ -74,17 +79,19 @@ def vllm_chat(rows: list[Row]) -> Record:
 def harbor(rows: list[Row]) -> Record:
     """The `rollout_details` of a trial: an agent's turns, each with its own prompt."""
     detail = {
-        "prompt_token_ids": [row["prompt_ids"] for row in rows],
-        "completion_token_ids": [row["response_ids"] for row in rows],
-        "logprobs": [row["logp_rollout"] for row in rows],
+        "prompt_token_ids": column(rows, "prompt_ids"),
+        "completion_token_ids": column(rows, "response_ids"),
+        "logprobs": column(rows, "logp_rollout"),
     }
     return {"trial_name": "a", "agent_result": {"n_input_tokens": 3, "rollout_details": [detail]}}
 
 
 def verifiers(rows: list[Row]) -> Record:
     """A state with its trajectory: a step for each model call."""
-    steps = [
-        {
+    trajectory = []
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    for row in rows:
+        tokens = {
             "prompt_ids": row["prompt_ids"],
             "prompt_mask": [0] * len(row["prompt_ids"]),
             "completion_ids": row["response_ids"],
@@ -92,10 +99,7 @@ def verifiers(rows: list[Row]) -> Record:
             "completion_logprobs": row["logp_rollout"],
             "is_truncated": False,
         }
-        for row in rows
-    ]
-    messages = [{"role": "user", "content": "1 + 1?"}]
-    trajectory = [{"prompt": messages, "tokens": tokens, "reward": None} for tokens in steps]
+        trajectory.append({"prompt": messages, "tokens": tokens, "reward": None})
     return {"example_id": 0, "reward": 1.0, "trajectory": trajectory}
 
 
@@ -109,8 +113,9 @@ def tinker(row: Row, *, mask: bool = False) -> Record:
     }
     if mask:
         data["mask"] = whole(row, [1.0] * len(row["response_ids"]))
-    predicted = {name: values[1:] for name, values in data.items()}
-    inputs = {name: {"data": it, "shape": [len(it)]} for name, it in predicted.items()}
+    inputs = {}
+    for name, values in data.items():
+        inputs[name] = {"data": values[1:], "shape": [len(values) - 1]}
     chunk = {"type": "encoded_text", "tokens": sequence[:-1]}
     return {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": inputs}
 

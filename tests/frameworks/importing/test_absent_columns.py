@@ -140,19 +140,22 @@ def test_a_column_that_need_not_be_there(format, way, tmp_path):
                 assert table.column(ours).equals(whole.column(ours)), said
             for at in {0, 1, 2} - rows:
                 row = {key: table.column(key)[at].as_py() for key in table.column_names}
-                known = {key: row.get(key) for key in expected[at]}
-                assert str(known) == str(expected[at]), said
+                values = {key: row.get(key) for key in expected[at]}
+                assert str(values) == str(expected[at]), said
 
 
 def test_verl_without_attention_mask(tmp_path):
     """The response ends with the last 1 of its mask, in each row that has no attention mask."""
     full = verl_records()
-    padded = [
-        {name: values for name, values in row.items() if name != "attention_mask"}
-        | {name: [*row[name], 0, 0] for name in ("responses", "response_mask", "loss_mask")}
-        | {name: [*row[name], 0.0, 0.0] for name in ("rollout_log_probs", "old_log_probs")}
-        for row in full
-    ]
+    padded = []
+    for row in full:
+        longer = dict(row)
+        del longer["attention_mask"]
+        for name in ("responses", "response_mask", "loss_mask"):
+            longer[name] = [*row[name], 0, 0]
+        for name in ("rollout_log_probs", "old_log_probs"):
+            longer[name] = [*row[name], 0.0, 0.0]
+        padded.append(longer)
     for records in (padded, [full[0], padded[1], full[2]], [padded[0], *full[1:]]):
         for way in ("jsonl", "parquet"):
             names = ["advantages", "entropys", "entropy", "token_level_scores", "rm_scores"]

@@ -15,20 +15,20 @@ def rows(**columns):
 
 
 def test_a_column_with_our_name_is_preferred_to_one_that_resembles_it():
-    found = [
+    records = [
         row | {"prompt_tokens": row["prompt_ids"], "response_tokens": row["response_ids"]}
         for row in real_rows(2)
     ]
-    assert guess_columns(columns_in(found), {}) == {}
+    assert guess_columns(columns_in(records), {}) == {}
 
 
 def test_token_ids_that_are_0_and_1_in_one_response_are_not_a_mask():
     """A mask is 0 and 1 in every response."""
-    found = rows(prompt_ids=[[3], [4]], chosen=IDS, logp_rollout=LOG_PROBABILITIES)
-    assert guess_columns(columns_in(found), {}) == {"response_ids": "chosen"}
+    records = rows(prompt_ids=[[3], [4]], chosen=IDS, logp_rollout=LOG_PROBABILITIES)
+    assert guess_columns(columns_in(records), {}) == {"response_ids": "chosen"}
     masks = [[1, 1, 0], [1, 0]]
-    found = rows(prompt_ids=[[3], [4]], chosen=masks, logp_rollout=LOG_PROBABILITIES)
-    assert guess_columns(columns_in(found), {}) == {}
+    records = rows(prompt_ids=[[3], [4]], chosen=masks, logp_rollout=LOG_PROBABILITIES)
+    assert guess_columns(columns_in(records), {}) == {}
 
 
 def test_a_log_of_texts_has_both_prompts_and_responses():
@@ -39,23 +39,23 @@ def test_a_log_of_texts_has_both_prompts_and_responses():
 
 def test_a_column_is_taken_only_if_every_row_of_it_fits():
     """The second response has two tokens."""
-    known = {"prompt_ids": [[3], [4]], "response_ids": IDS, "logp_rollout": LOG_PROBABILITIES}
-    whole = rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4, 0.5]])
+    columns = {"prompt_ids": [[3], [4]], "response_ids": IDS, "logp_rollout": LOG_PROBABILITIES}
+    whole = rows(**columns, entropy=[[0.1, 0.2, 0.3], [0.4, 0.5]])
     assert guess_columns(columns_in(whole), {}) == {"entropy_trainer": "entropy"}
-    assert guess_columns(columns_in(rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4]])), {}) == {}
+    assert guess_columns(columns_in(rows(**columns, entropy=[[0.1, 0.2, 0.3], [0.4]])), {}) == {}
 
 
 def test_log_probabilities_of_nobody_in_particular_are_those_of_the_side_that_is_missing():
     for present, missing in (("rollout", "trainer"), ("trainer", "rollout")):
-        known = {"prompt_ids": [[3], [4]], "response_ids": IDS}
-        known[f"logp_{present}"] = LOG_PROBABILITIES
-        found = rows(**known, logprobs=LOG_PROBABILITIES)
-        assert guess_columns(columns_in(found), {}) == {f"logp_{missing}": "logprobs"}
+        columns = {"prompt_ids": [[3], [4]], "response_ids": IDS}
+        columns[f"logp_{present}"] = LOG_PROBABILITIES
+        records = rows(**columns, logprobs=LOG_PROBABILITIES)
+        assert guess_columns(columns_in(records), {}) == {f"logp_{missing}": "logprobs"}
 
 
 def test_ids_that_end_with_a_response_of_one_token_hold_both_prompt_and_response():
-    known = {"response_tokens": [[7], [1]], "logp_rollout": [[-0.5], [-2.0]]}
-    both = guess_columns(columns_in(rows(prompt_tokens=[[3, 7], [4, 1]], **known)), {})
+    columns = {"response_tokens": [[7], [1]], "logp_rollout": [[-0.5], [-2.0]]}
+    both = guess_columns(columns_in(rows(prompt_tokens=[[3, 7], [4, 1]], **columns)), {})
     assert both == {"response_ids": "response_tokens"}
-    prompt = guess_columns(columns_in(rows(prompt_tokens=[[7, 3], [1, 4]], **known)), {})
+    prompt = guess_columns(columns_in(rows(prompt_tokens=[[7, 3], [1, 4]], **columns)), {})
     assert prompt == {"prompt_ids": "prompt_tokens", "response_ids": "response_tokens"}

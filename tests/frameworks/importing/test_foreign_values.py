@@ -241,12 +241,12 @@ def test_a_fuzz_of_json_values_never_changes_one():
         for _ in range(400):
             row = [pool[i] for i in rng.integers(0, len(pool), rng.integers(0, 4))]
             try:
-                found = foreign_values.from_python([row], pa.list_(kind)).to_pylist()[0]
+                value = foreign_values.from_python([row], pa.list_(kind)).to_pylist()[0]
             except (pa.ArrowException, OverflowError):
                 continue
-            assert json.dumps(np.float32(found).tolist()) == json.dumps(np.float32(row).tolist()), (
+            assert json.dumps(np.float32(value).tolist()) == json.dumps(np.float32(row).tolist()), (
                 row,
-                found,
+                value,
             )
             flags = pa.types.is_boolean(kind)
             assert all(v is None or isinstance(v, bool) <= flags for v in row), row

@@ -14,6 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns, side_by_side
 from mismatch_cli.frameworks.importing.no_dump import text_only
 from tests.frameworks.importing.layouts import (
+    column,
     imported,
     real_rows,
     same_bits,
@@ -22,20 +23,20 @@ from tests.frameworks.importing.layouts import (
 )
 
 ROW = real_rows(1)[0]
-P, R, MU, PI = (
-    [row[name] for row in real_rows(3)]
-    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
-)
+THREE = real_rows(3)
+P, R = column(THREE, "prompt_ids"), column(THREE, "response_ids")
+MU, PI = column(THREE, "logp_rollout"), column(THREE, "logp_trainer")
 
 
 def rows(**columns):
     """Lines with these columns, from three values for each of prompts, responses, log μ and log
     π.
     """
-    return [
-        {name: value[i] if isinstance(value, list) else value for name, value in columns.items()}
-        for i in range(3)
-    ]
+    lines: list[dict] = [{}, {}, {}]
+    for name, value in columns.items():
+        for i, line in enumerate(lines):
+            line[name] = value[i] if isinstance(value, list) else value
+    return lines
 
 
 KNOWN = {  # names that people use, and whose they are
@@ -145,8 +146,8 @@ KNOWN = {  # names that people use, and whose they are
 @pytest.mark.parametrize("layout", KNOWN)
 def test_names_types_and_lengths_identify_columns(layout):
     columns, expected = KNOWN[layout]
-    found = guess_columns(columns_in(rows(**columns)), {})
-    assert ",".join(f"{ours}={its}" for ours, its in found.items()) == expected
+    guess = guess_columns(columns_in(rows(**columns)), {})
+    assert ",".join(f"{ours}={its}" for ours, its in guess.items()) == expected
 
 
 def test_matrices_identify_a_batch():
@@ -179,8 +180,8 @@ def test_given_columns_stay(capsys, tmp_path, monkeypatch):
 
 
 def test_unknown_columns_come_with_the_flag_that_includes_them(tmp_path):
-    found = rows(prompt_ids=P, response_ids=R, logp_rollout=MU, it=3, note="x")
-    path = write_lines(tmp_path / "d.jsonl", found)
+    records = rows(prompt_ids=P, response_ids=R, logp_rollout=MU, it=3, note="x")
+    path = write_lines(tmp_path / "d.jsonl", records)
     left_out = imported(path, into=tmp_path / "trace")[1]["left_out"]
     assert left_out == {"unknown columns (it, note); to include: --columns step=it": 2}
     table, about = imported(path, into=tmp_path / "with", columns={"step": "it"})
@@ -192,9 +193,9 @@ def test_unknown_columns_come_with_the_flag_that_includes_them(tmp_path):
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_the_line_can_be_pasted(tmp_path, monkeypatch, capsys, way):
     monkeypatch.chdir(tmp_path)
-    found = rows(**{"the prompt's tokens": P, "completion tokens": R, "engine $logprobs": MU})
+    records = rows(**{"the prompt's tokens": P, "completion tokens": R, "engine $logprobs": MU})
     path = tmp_path / f"my dump.{way}"
-    write_records(path, found)
+    write_records(path, records)
     assert run(["import", path.name, "-q"]) == 1
     line = re.search(r"lengths, try: mismatch-cli (.*)", capsys.readouterr().err)[1]
     assert run([*shlex.split(line), "-q"]) == 0
@@ -240,7 +241,7 @@ def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
 
 def test_texts_beside_token_ids_are_not_a_log_of_texts(tmp_path):
     chat = [{"role": "user", "content": "1 + 1?"}]
-    found = [
+    records = [
         {
             "prompt": chat,
             "completion": "2",
@@ -251,8 +252,8 @@ def test_texts_beside_token_ids_are_not_a_log_of_texts(tmp_path):
         }
         for p, r, mu in zip(P, R, MU, strict=True)
     ]
-    assert text_only(found) == text_only([]) == ""
-    table, about = imported(write_lines(tmp_path / "d.jsonl", found), into=tmp_path / "trace")
+    assert text_only(records) == text_only([]) == ""
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
     assert same_bits(table, "prompt_ids", P)
     assert about["left_out"] == {"unknown columns (completion, prompt)": 2}
 

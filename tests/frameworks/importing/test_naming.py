@@ -43,10 +43,10 @@ def test_named_columns_are_read_as_ours(tmp_path, way):
     """
     rows = real_rows(4)
     path = tmp_path / f"d.{way}"
-    given = [
+    longer = [
         record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())
     ]
-    write_records(path, given)
+    write_records(path, longer)
     columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
     with pytest.raises(
         MismatchError,
@@ -151,13 +151,13 @@ def test_columns_that_the_file_does_not_hold(tmp_path, change, error, message):
 
 
 def test_later_lines_may_be_worse_and_are_counted(tmp_path):
-    found = records(6)
-    found[1]["lp engine"][0] = float("nan")
-    found[2]["lp engine"].append(-1.0)
-    found[3]["out"][0] = 10**7
-    found[4]["out"] = None
-    found += [found[5] | {"out": ["a"]} for _ in range(70)]
-    path = write_lines(tmp_path / "d.jsonl", [*found[:6], *found[:1] * 60, *found[6:]])
+    rows = records(6)
+    rows[1]["lp engine"][0] = float("nan")
+    rows[2]["lp engine"].append(-1.0)
+    rows[3]["out"][0] = 10**7
+    rows[4]["out"] = None
+    rows += [rows[5] | {"out": ["a"]} for _ in range(70)]
+    path = write_lines(tmp_path / "d.jsonl", [*rows[:6], *rows[:1] * 60, *rows[6:]])
     table, about = imported(path, into=tmp_path / "trace", columns=THEIRS, vocabulary=10**6)
     assert table.num_rows == 3 + 60
     assert about["left_out"] == {

@@ -49,10 +49,10 @@ def as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.list_(pa.string()) if pa.types.is_list(values.type) else pa.string())
 
 
-def assert_equal_to_the_bit(found: pa.Table, expected: pa.Table) -> None:
-    assert set(found.column_names) == set(expected.column_names)
+def assert_equal_to_the_bit(rows: pa.Table, expected: pa.Table) -> None:
+    assert set(rows.column_names) == set(expected.column_names)
     for name in expected.column_names:
-        ours, theirs = found.column(name), expected.column(name)
+        ours, theirs = rows.column(name), expected.column(name)
         assert ours.type == theirs.type and as_text(ours).equals(as_text(theirs)), name
 
 
@@ -78,8 +78,8 @@ def odd_trace(tmp_path):
 def test_a_trace_goes_out_and_back_to_the_bit(tmp_path, odd_trace, name, way):
     folder = odd_trace if name == "odd" else bundled("traces") / name
     path = export_responses([Trace.open(folder)], tmp_path) if way == "jsonl" else folder
-    found, about = imported(path, into=tmp_path / "back")
-    assert_equal_to_the_bit(found, whole(folder))
+    rows, about = imported(path, into=tmp_path / "back")
+    assert_equal_to_the_bit(rows, whole(folder))
     vocabulary = {"files of another layout": 1} if way == "parquet" and name != "odd" else {}
     assert about["left_out"] == vocabulary
 
@@ -88,9 +88,9 @@ def test_shards_and_blocks_do_not_change_a_bit(tmp_path, monkeypatch):
     folder = bundled("traces") / "fp8-kv"
     monkeypatch.setattr(_driver, "_SHARD_TOKENS", 700)
     monkeypatch.setattr(_sources, "TOKENS_PER_BLOCK", 300)
-    found, about = imported(folder, into=tmp_path / "back")
-    assert_equal_to_the_bit(found, whole(folder))
-    assert len(Trace.open(tmp_path / "back").shards) > 5 and about["rows"] == found.num_rows
+    rows, about = imported(folder, into=tmp_path / "back")
+    assert_equal_to_the_bit(rows, whole(folder))
+    assert len(Trace.open(tmp_path / "back").shards) > 5 and about["rows"] == rows.num_rows
 
 
 def test_other_forms_of_the_same_values(tmp_path):
@@ -263,7 +263,8 @@ def test_a_list_of_one_advantage_applies_to_the_response(tmp_path, way):
     lengths = [len(record["response_ids"]) for record in records]
     advantages = [[0.3], [0.5], None, [0.25] * lengths[3], [0.1, 0.2]]
     records = [
-        record | {"advantage": given} for record, given in zip(records, advantages, strict=True)
+        record | {"advantage": advantage}
+        for record, advantage in zip(records, advantages, strict=True)
     ]
     path = tmp_path / f"d.{way}"
     table, about = imported(write_records(path, records), into=tmp_path / "trace")

@@ -229,8 +229,8 @@ def test_parquet_columns(tmp_path):
     }
     write_parquet(tmp_path / "dashboard_columns" / "rollout_12.parquet", pa.table(columns))
     table, about = imported(tmp_path, into=tmp_path / "trace")
-    kept = [row for i, row in enumerate(rows) if i != 2]
-    assert_holds(table, kept, "logp_rollout", "response_ids")
+    others = [row for i, row in enumerate(rows) if i != 2]
+    assert_holds(table, others, "logp_rollout", "response_ids")
     assert table.column("step").to_pylist() == [12] * 4
     assert about["left_out"] == {"responses without log-probabilities of the rollout engine": 1}
 

@@ -116,18 +116,16 @@ def test_what_else_people_write(tmp_path):
     other types.
     """
     rows = real_rows(4)
-    found = batch(rows) | {
+    dump = batch(rows) | {
         "rewards": [1, 0, 1, 0],
         "prompt_id": ["a", "a", "b", "b"],
         "global_step": 7,
     }
-    found["per_token_logps"] = [[-1.0] * len(ids) for ids in found["completion_ids"]]
-    found["advantages"] = [[value] for value in found["advantages"]]
-    found["completion_mask"] = [
-        [float(value) for value in mask] for mask in found["completion_mask"]
-    ]
-    found["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
-    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    dump["per_token_logps"] = [[-1.0] * len(ids) for ids in dump["completion_ids"]]
+    dump["advantages"] = [[value] for value in dump["advantages"]]
+    dump["completion_mask"] = [[float(value) for value in mask] for mask in dump["completion_mask"]]
+    dump["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
     assert_holds(table, rows, "advantage", "logp_recomputed")
     assert table.column("logp_trainer").to_pylist()[0] == [-1.0] * len(rows[0]["response_ids"])
     assert (
@@ -143,7 +141,7 @@ def test_what_else_people_write(tmp_path):
         if "mask" in name or "ids" in name
     }
     wide["sampling_per_token_logps"] = pa.array(
-        [found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64()))
+        [dump["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64()))
     )
     table, _ = imported(
         write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide"
@@ -185,29 +183,29 @@ def test_hostile_batches(tmp_path):
 
 def test_prompts_without_a_mask_stay_complete_with_a_note(tmp_path):
     rows = real_rows(2)
-    found = batch(rows)
-    del found["prompt_mask"]
-    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    dump = batch(rows)
+    del dump["prompt_mask"]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
     assert [len(ids) for ids in table.column("prompt_ids").to_pylist()] == [
-        len(found["prompt_ids"][0])
+        len(dump["prompt_ids"][0])
     ] * 2
     assert about["noted"] == {PADDED: 2}
 
 
 def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
-    found = batch(real_rows(2))
-    del found["sampling_per_token_logps"]
+    dump = batch(real_rows(2))
+    del dump["sampling_per_token_logps"]
     with pytest.raises(
         MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide trl"
     ):
-        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+        imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
     # Added by hand: not a name of TRL's
-    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
+    dump["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
     with pytest.raises(
         MismatchError,
         match=r"lengths, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*",
     ):
-        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+        imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
     with pytest.raises(
         MismatchError, match=r"column prompt_ids is list<.*string> and cannot be read as list"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -47,10 +48,9 @@ def train(folder: Path) -> Trained:
     from trl.generation.vllm_generation import VLLMGeneration
 
     VLLMGeneration.sync_weights = sync_as_a_cpu_needs
-    problems = map(
-        json.loads,
-        (ROOT / "sample_data/perfectible.jsonl").read_text(encoding="utf-8").splitlines(),
-    )
+    prompts = []
+    for line in (ROOT / "sample_data/perfectible.jsonl").read_text(encoding="utf-8").splitlines():
+        prompts.append({"prompt": [{"role": "user", "content": json.loads(line)["problem"]}]})
     settings = GRPOConfig(
         output_dir=str(folder / "trl"),
         max_steps=STEPS,
@@ -77,19 +77,19 @@ def train(folder: Path) -> Trained:
         model=str(MODEL),
         reward_funcs=[even_beginning, even_second],
         args=settings,
-        train_dataset=Dataset.from_list(
-            [{"prompt": [{"role": "user", "content": p["problem"]}]} for p in problems]
-        ),
+        train_dataset=Dataset.from_list(prompts),
     )
     sample, batches = trainer._generate_and_score_completions, []
-    trainer._generate_and_score_completions = lambda inputs: (
-        batches.append(sample(inputs)) or batches[-1]
-    )
+
+    def generate(inputs: Any) -> Any:
+        batches.append(sample(inputs))
+        return batches[-1]
+
+    trainer._generate_and_score_completions = generate
     with contextlib.chdir(folder):
         run_the_lines_of_the_page(*TUTORIAL, trainer=trainer)
-    return Trained(
-        folder / "run", [row for row in trainer.state.log_history if "reward" in row], batches
-    )
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    return Trained(folder / "run", logged, batches)
 
 
 def sync_as_a_cpu_needs(generation: Any) -> None:
@@ -116,18 +116,17 @@ def trained(tmp_path_factory):
 
 
 def test_everything_that_trl_samples_is_recorded(trained):
-    rows = rows_of(trained.folder)
+    rows = pd.DataFrame(rows_of(trained.folder))
     assert len(rows) == 8 * STEPS
     for step, (logged, batch) in enumerate(zip(trained.logged, trained.batches, strict=True)):
-        of_step = [row for row in rows if row["step"] == step]
-        assert np.mean([row["reward"] for row in of_step]) == pytest.approx(logged["reward"])
-        lengths = [len(row["response_ids"]) for row in of_step]
-        assert np.mean(lengths) == pytest.approx(logged["completions/mean_length"])
-        clipped = np.mean([row["finish_reason"] == "length" for row in of_step])
-        assert clipped == pytest.approx(logged["completions/clipped_ratio"])
-        assert [row["advantage"][0] for row in of_step] == pytest.approx(
-            batch["advantages"].tolist()
-        )
+        of_step = rows[rows["step"] == step]
+        assert of_step["reward"].mean() == pytest.approx(logged["reward"])
+        lengths = of_step["response_ids"].map(len)
+        assert lengths.mean() == pytest.approx(logged["completions/mean_length"])
+        is_clipped = of_step["finish_reason"] == "length"
+        assert is_clipped.mean() == pytest.approx(logged["completions/clipped_ratio"])
+        advantages = of_step["advantage"].str[0].tolist()
+        assert advantages == pytest.approx(batch["advantages"].tolist())
 
 
 def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
@@ -141,9 +140,9 @@ def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
             pq.write_table(table.filter(pc.equal(table["step"], step)), folder / shard.name)
         assert run(["report", str(folder), "--as", "trl", "--json"]) == 0
         metrics = json.loads(capsys.readouterr().out)["frameworks"]["trl"]["metrics"]
-        found = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
-        assert {*found} == {*LOGGED}
-        for name, value in found.items():
+        of_framework = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
+        assert {*of_framework} == {*LOGGED}
+        for name, value in of_framework.items():
             assert value == pytest.approx(logged[name], abs=1e-6), name
 
 
@@ -151,25 +150,25 @@ def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
     "command", ["report", "clipstats", "diagnose", "gate", "compare", "rescore"]
 )
 def test_every_command_reads_it(trained, command, tmp_path, capsys):
-    named = [str(trained.folder)] * (1 + (command == "compare"))
+    trace, output = str(trained.folder), ["--output", str(tmp_path / "out")]
     flags = {
-        "rescore": ["--trainer-model", str(MODEL), "--weights", "0"],
+        "rescore": ["--trainer-model", str(MODEL), "--weights", "0", *output],
         "gate": ["--limits", "slime"],
+        "compare": [trace, *output],
     }
-    folder = [] if command == "gate" else ["--output", str(tmp_path / "out")]
-    assert run([command, *named, *flags.get(command, []), *folder, "--full"]) == 0
-    assert "bfloat16" in (said := capsys.readouterr().out) and "float32" in said
+    assert run([command, trace, *flags.get(command, output), "--full"]) == 0
+    said = capsys.readouterr().out
+    assert "bfloat16" in said and "float32" in said
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = train(Path(folder))
-    arrays = {
-        f"{step}/{name}": value.numpy()
-        for step, batch in enumerate(found.batches)
-        for name, value in batch.items()
-    }
-    logged = np.array([[row[name] for name in LOGGED] for row in found.logged])
+        training = train(Path(folder))
+    arrays = {}
+    for step, batch in enumerate(training.batches):
+        for name, value in batch.items():
+            arrays[f"{step}/{name}"] = value.numpy()
+    logged = pd.DataFrame(training.logged)[list(LOGGED)].to_numpy()
     np.savez_compressed(BATCHES, logged=logged, **arrays)
 
 

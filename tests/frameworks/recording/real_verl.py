@@ -41,7 +41,7 @@ def samples() -> list[dict[str, Any]]:
     """The items that verl's agent loop puts into its queue, one response each, every third with
     a tool turn.
     """
-    rng, found = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), []
     for number in range(SAMPLES):
         length = int(rng.integers(8, 20))
         mask = torch.ones(length, dtype=torch.int64)
@@ -50,7 +50,7 @@ def samples() -> list[dict[str, Any]]:
         rollout = torch.from_numpy(-0.1 - rng.exponential(0.5, length).astype("f"))
         scores = torch.zeros(length)
         scores[-1] = float(number % 2)
-        found.append(
+        rows.append(
             {
                 "uid": f"prompt-{number // 4}",
                 "prompts": torch.arange(1, 4 + number // 4),
@@ -63,7 +63,7 @@ def samples() -> list[dict[str, Any]]:
                 + torch.from_numpy(rng.normal(0, 0.02, length).astype("f")),
             }
         )
-    return found
+    return rows
 
 
 def trainer(folder: Path, **correction: Any) -> Any:
@@ -100,11 +100,9 @@ def recorded(
 
     made, rows = trainer(folder, **correction), samples()
     keys = [f"{folder.name}-{number // 4}_{number % 4}_0" for number in range(SAMPLES)]
-    tags = [
-        {"is_padding": number == 5}
-        | dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
-        for number in range(SAMPLES)
-    ]
+    least, largest = versions
+    tag = {"is_padding": False, "min_global_steps": least, "max_global_steps": largest}
+    tags = [tag | {"is_padding": number == 5} for number in range(SAMPLES)]
     queue.kv_batch_put(
         keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags
     )
@@ -129,9 +127,7 @@ def test_every_mode_has_a_recorded_twin():
 
     modes = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
     assert {"sync", "colocate_async", "separate_async"} <= modes
-    assert {name for name in TRAINER_REGISTRY if name not in modes} == {
-        f"{name}_recorded" for name in modes
-    }
+    assert set(TRAINER_REGISTRY) - modes == {f"{name}_recorded" for name in modes}
 
 
 def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
@@ -140,18 +136,17 @@ def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
     from verl.utils.debug.metrics import calculate_debug_metrics
 
     data, _ = recorded(queue, tmp_path / "run", versions=(6, 6))
-    keep = torch.tensor([number for number in range(SAMPLES) if number != 5])
+    keep = torch.arange(SAMPLES) != 5
     batch = {name: value[keep] for name, value in data.to_padded_tensor().items()}
     mask = batch["loss_mask"]
     logged = calculate_debug_metrics(DataProto.from_dict(tensors=batch | {"response_mask": mask}))
     correction = compute_offpolicy_metrics(batch["old_log_probs"], batch["rollout_log_probs"], mask)
     logged |= {f"rollout_corr/{name}": value for name, value in correction.items()}
-    found = verl_metrics(tmp_path / "run/recorded")
-    shared = found.keys() & logged.keys()
+    metrics = verl_metrics(tmp_path / "run/recorded")
+    shared = metrics.keys() & logged.keys()
     assert len(shared) >= 12
-    assert {name: found[name] for name in shared} == pytest.approx(
-        {n: float(logged[n]) for n in shared}, abs=1e-6
-    )
+    for name in shared:
+        assert metrics[name] == pytest.approx(float(logged[name]), abs=1e-6), name
 
 
 def test_bypassed_log_probs_are_not_the_trainers(queue, tmp_path, capsys):
@@ -165,28 +160,25 @@ def saved(folder: Path) -> list[Path]:
     from torch.nn.utils.rnn import pad_sequence
     from verl.protocol import DataProto
 
-    rows = samples()
-    tensors = {
-        name: pad_sequence([row[name] for row in rows], batch_first=True)
-        for name in rows[0]
-        if name not in ("uid", "prompts")
-    }
-    tensors["prompts"] = pad_sequence(
-        [row["prompts"] for row in rows], batch_first=True, padding_side="left"
+    columns: dict[str, list[Any]] = {}
+    for row in samples():
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    uids, prompts = columns.pop("uid"), columns.pop("prompts")
+    tensors = {name: pad_sequence(rows, batch_first=True) for name, rows in columns.items()}
+    tensors["token_level_scores"] = tensors.pop("rm_scores")
+    tensors["prompts"] = pad_sequence(prompts, batch_first=True, padding_side="left")
+    before = pad_sequence(
+        list(map(torch.ones_like, prompts)), batch_first=True, padding_side="left"
     )
-    real = [
-        pad_sequence(
-            [torch.ones(len(row[name])) for row in rows], batch_first=True, padding_side=side
-        )
-        for name, side in (("prompts", "left"), ("responses", "right"))
-    ]
-    tensors["attention_mask"], scores = torch.cat(real, 1).long(), tensors.pop("rm_scores")
-    uids = np.array([row["uid"] for row in rows], dtype=object)
+    after = pad_sequence(list(map(torch.ones_like, columns["responses"])), batch_first=True)
+    tensors["attention_mask"] = torch.cat([before, after], 1).long()
+    answers = [{"ground_truth": "1"}] * SAMPLES
     batch = DataProto.from_dict(
-        tensors=tensors | {"token_level_scores": scores},
+        tensors=tensors,
         non_tensors={
-            "uid": uids,
-            "reward_model": np.array([{"ground_truth": "1"}] * SAMPLES, dtype=object),
+            "uid": np.array(uids, dtype=object),
+            "reward_model": np.array(answers, dtype=object),
         },
         meta_info={"global_steps": 7, "temperature": 1.0},
     )
@@ -214,12 +206,10 @@ def main() -> None:
     transfer_queue.init()
     with tempfile.TemporaryDirectory() as folder:
         data, _ = recorded(transfer_queue, Path(folder))
-    lists = {name: data[name].unbind() for name in data.keys()}  # noqa: SIM118 - a TensorDict
-    arrays = {
-        f"{name}/{number}": value.numpy()
-        for name, values in lists.items()
-        for number, value in enumerate(values)
-    }
+    arrays = {}
+    for name in data.keys():  # noqa: SIM118 - a TensorDict
+        for number, value in enumerate(data[name].unbind()):
+            arrays[f"{name}/{number}"] = value.numpy()
     np.savez_compressed(VERL, **arrays)
     saved(ROOT / "tests" / "frameworks" / "importing")
     ray.shutdown()

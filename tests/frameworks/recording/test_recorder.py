@@ -44,25 +44,25 @@ def response(
     }
 
 
-def counts(**found: int) -> dict[str, int]:
-    return dict.fromkeys(("given", "not sampled", "written", "refused", "lost"), 0) | found
+def counts(**counted: int) -> dict[str, int]:
+    return dict.fromkeys(("given", "not sampled", "written", "refused", "lost"), 0) | counted
 
 
 def test_what_is_added_is_a_trace(tmp_path):
     rng = np.random.default_rng(0)
-    given = [
+    responses = [
         response(rng, step, prompt, sample)
         for step in range(2)
         for prompt in range(3)
         for sample in range(2)
     ]
     recorder = Recorder(tmp_path / "run", manifest={"config": {"sampling": {"temperature": 1.0}}})
-    for row in given:
+    for row in responses:
         recorder.add(**row)
     recorder.close()
-    found = rows_of(tmp_path / "run")
-    assert len(found) == len(given) and recorder.counts == counts(given=12, written=12)
-    for row, expected in zip(found, given, strict=True):
+    rows = rows_of(tmp_path / "run")
+    assert len(rows) == len(responses) and recorder.counts == counts(given=12, written=12)
+    for row, expected in zip(rows, responses, strict=True):
         assert (
             row["response_ids"] == expected["response_ids"].tolist()
             and row["advantage"] == [0.5] * 5
@@ -195,14 +195,14 @@ def test_values_that_were_not_measured_are_nan(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "gate"])
 def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsys):
-    told = (
+    statements = (
         {},
         {"rollout": {"engine": "sglang"}, "trainer": {"name": "megatron", "dtype": torch.bfloat16}},
         {"rollout": {"model": "m", "dtype": None}, "trainer": {}, "sampling": {"temperature": 0.7}},
         {"rollout": {"dtype": 16}},  # not the name of a type: the trace is recorded without it
     )
     rng = np.random.default_rng(0)
-    for number, manifest in enumerate(told):
+    for number, manifest in enumerate(statements):
         folder = tmp_path / str(number)
         recorder = Recorder(folder, manifest=manifest)
         for prompt, sample in np.ndindex(4, 4):
@@ -272,10 +272,10 @@ def test_a_start_that_is_no_resume_gets_its_own_folder(tmp_path, caplog):
         f"Recording into {tmp_path}/run-3." in caplog.text
         and "3 of 3 responses recorded in" in caplog.text
     )
-    found = [
+    steps_of_runs = [
         [row["step"] for row in rows_of(tmp_path / name)] for name in ("run", "run-2", "run-3")
     ]
-    assert found == [[0, 1], [0, 1, 2, 3], [0, 1, 2]]
+    assert steps_of_runs == [[0, 1], [0, 1, 2, 3], [0, 1, 2]]
     resumed = Recorder(tmp_path / "run", resume=lambda: True)  # the newest
     resumed.add(**response(np.random.default_rng(9), 3))
     resumed.close()
@@ -299,15 +299,15 @@ def test_ranks_of_a_new_run_agree_on_its_folder(tmp_path):
 
 def batch(**changes: Any) -> dict[str, Any]:
     ids = np.arange(1, 13).reshape(4, 3)
-    given = {
+    columns = {
         "step": 0,
         "prompt_ids": ids,
         "response_ids": ids,
         "logp_rollout": -ids / 10,
         "prompt_id": range(4),
     }
-    given["prompt_id"] = list(given["prompt_id"])
-    return given | {"prompt_mask": ids > 0, "response_mask": ids > 0} | changes
+    columns["prompt_id"] = list(columns["prompt_id"])
+    return columns | {"prompt_mask": ids > 0, "response_mask": ids > 0} | changes
 
 
 def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, caplog):
@@ -585,9 +585,9 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
             assert all({*range(flushed[rank] + 1)} <= steps[rank] for rank in range(_RANKS))
     rows = rows_of(folder)
     assert all({*row["response_ids"]} == {row["step"]} for row in rows)
-    found = Counter((row["prompt_id"], row["step"]) for row in rows)
+    occurrences = Counter((row["prompt_id"], row["step"]) for row in rows)
     assert (
-        found == dict.fromkeys(np.ndindex(_RANKS, _STEPS), 3)
+        occurrences == dict.fromkeys(np.ndindex(_RANKS, _STEPS), 3)
         and not Trace.open(folder).completeness.partial
     )
     assert not [*folder.glob("*.part")]

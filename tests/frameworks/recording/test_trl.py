@@ -31,13 +31,13 @@ LOGGED = tuple(
 
 def batches() -> list[dict[str, torch.Tensor]]:
     """By step, as returned by `GRPOTrainer._generate_and_score_completions`."""
-    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    tensors: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     with np.load(BATCHES) as arrays:
         for name in sorted(arrays.files):
             step, _, column = name.partition("/")
             if column:
-                found[step][column] = torch.from_numpy(arrays[name])
-    return list(found.values())
+                tensors[step][column] = torch.from_numpy(arrays[name])
+    return list(tensors.values())
 
 
 def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
@@ -66,15 +66,15 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
     return made
 
 
-def run_the_lines_of_the_page(page: str, heading: str, **given: Any) -> None:
-    """Run the lines below a heading of the guide, with what a reader already has in `given`."""
+def run_the_lines_of_the_page(page: str, heading: str, **names: Any) -> None:
+    """Run the lines below a heading of the guide, with what a reader already has in `names`."""
     text = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
-    run_the_lines_of(text.partition("```python\n")[2].partition("```")[0], **given)
+    run_the_lines_of(text.partition("```python\n")[2].partition("```")[0], **names)
 
 
-def run_the_lines_of(block: str, **given: Any) -> None:
-    """Run the lines of a block, without those that make what is `given`."""
-    exec("\n".join(line for line in block.splitlines() if "(...)" not in line), given)
+def run_the_lines_of(block: str, **names: Any) -> None:
+    """Run the lines of a block, without those that make what is in `names`."""
+    exec("\n".join(line for line in block.splitlines() if "(...)" not in line), names)
 
 
 def recorded(
@@ -100,8 +100,8 @@ def test_its_dialect_reports_what_trl_logged(tmp_path):
     for step, (batch, values) in enumerate(zip(batches(), logged, strict=True)):
         trace, _ = recorded(tmp_path / str(step), [batch])
         metrics = Translation.of([trace], "trl").to_json()["frameworks"]["trl"]["metrics"]
-        found = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
-        assert found == pytest.approx(dict(zip(LOGGED, values, strict=True)), abs=1e-6)
+        of_framework = {line["name"]: line["value"] for line in metrics if line["name"] in LOGGED}
+        assert of_framework == pytest.approx(dict(zip(LOGGED, values, strict=True)), abs=1e-6)
 
 
 def test_a_batch_is_recorded_as_it_was(tmp_path):

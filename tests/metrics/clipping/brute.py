@@ -98,6 +98,7 @@ def partition(batch: TokenBatch, t: pd.DataFrame, k: int, policy: str) -> Tensor
     logp_TK = getattr(batch, f"topk_logp_{policy}_TK")[t["row"], :k]
     is_among = (batch.topk_ids_TK[t["row"], :k] == t[["id"]].to_numpy()).any(axis=1)
     alone = np.where(is_among, 0.0, t[PROBABILITIES[policy]])
+    # In float64, where the package computes in float32
     named = np.column_stack([np.exp(logp_TK.astype(np.float64)), alone])
     rest = np.maximum(1 - named.sum(axis=1), 1e-6)
     return torch.tensor(np.column_stack([named, rest]))
@@ -105,13 +106,13 @@ def partition(batch: TokenBatch, t: pd.DataFrame, k: int, policy: str) -> Tensor
 
 def with_blocked(batch: TokenBatch, t: pd.DataFrame, needs: Needs) -> pd.DataFrame:
     """A token is blocked where the published objective has no gradient; none is without A."""
-    names = [
-        a.name
-        for a in ALL
-        if (needs.recomputed or not a.needs_recomputed)
-        and (needs.top_k or not a.needs_top_k)
-        and (needs.advantages or not a.batch_masks)
-    ]
+    names = []
+    for algorithm in ALL:
+        lacks_policy = algorithm.needs_recomputed and not needs.recomputed
+        lacks_top_k = algorithm.needs_top_k and not needs.top_k
+        lacks_sign = algorithm.batch_masks and not needs.advantages
+        if not (lacks_policy or lacks_top_k or lacks_sign):
+            names.append(algorithm.name)
     t = t.assign(**dict.fromkeys(names, False))
     for rows, sample in samples(batch, t, needs):
         for name in set(names) - UNMASKED:

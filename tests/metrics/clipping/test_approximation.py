@@ -53,11 +53,11 @@ def check_comparison(row: dict[str, Any], expected: dict[str, float]) -> None:
 
 
 def test_every_divergence_and_partition_has_a_row(judged_world):
-    found = judged_world.result["approximation"]
-    assert found["truth"] == "full"
+    approximation = judged_world.result["approximation"]
+    assert approximation["truth"] == "full"
     expected = [(divergence, k) for divergence in THRESHOLDS for k in (0, 1, 5, 10, 20)]
-    assert [(row["divergence"], row["k"]) for row in found["rows"]] == expected
-    assert [row["k"] for row in found["bracket"]] == [0, 1, 5, 10, 20]
+    assert [(row["divergence"], row["k"]) for row in approximation["rows"]] == expected
+    assert [row["k"] for row in approximation["bracket"]] == [0, 1, 5, 10, 20]
 
 
 def test_mean_bias_rank_correlation_and_wrong_decisions(judged_world):
@@ -111,15 +111,15 @@ def test_the_bracket_contains_the_full_tv(judged_world):
 
 def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_world):
     batch = replace(judged_world.batch, tv_full_T=None, kl_full_T=None)
-    found = result_of(batch, needs=replace(EVERYTHING, full=False))["approximation"]
-    assert found["truth"] is None
+    approximation = result_of(batch, needs=replace(EVERYTHING, full=False))["approximation"]
+    assert approximation["truth"] is None
     for row, with_truth in zip(
-        found["rows"], judged_world.result["approximation"]["rows"], strict=True
+        approximation["rows"], judged_world.result["approximation"]["rows"], strict=True
     ):
         assert row["mean"] == with_truth["mean"]
         for name in ("bias", "rank_correlation", "wrong_mask"):
             assert row[name] == {"value": None, "low": None, "high": None, "note": "not measured"}
-    assert found["bracket"] == judged_world.result["approximation"]["bracket"]
+    assert approximation["bracket"] == judged_world.result["approximation"]["bracket"]
 
 
 @pytest.mark.parametrize("lacking", ["some tokens", "a batch"])
@@ -136,13 +136,13 @@ def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
         for batch, name, count in zip(batches, names, (2, 3), strict=True):
             getattr(batch, name)[::count] = float("nan")
     t = pd.concat([brute.counted(batch, EVERYTHING) for batch in batches], ignore_index=True)
-    found = result_of(*batches)["approximation"]
-    assert found["truth"] == "full" and found["bracket"] == complete["bracket"]
-    assert found["tokens"] == t["tv_full"].notna().sum() < complete["tokens"] == len(t)
-    for row, whole in zip(found["rows"], complete["rows"], strict=True):
-        known = t[t[f"{row['divergence']}_full"].notna()]
+    approximation = result_of(*batches)["approximation"]
+    assert approximation["truth"] == "full" and approximation["bracket"] == complete["bracket"]
+    assert approximation["tokens"] == t["tv_full"].notna().sum() < complete["tokens"] == len(t)
+    for row, whole in zip(approximation["rows"], complete["rows"], strict=True):
+        counted = t[t[f"{row['divergence']}_full"].notna()]
         assert row["mean"]["value"] == pytest.approx(
-            column(known, row["divergence"], row["k"]).mean(), rel=1e-4
+            column(counted, row["divergence"], row["k"]).mean(), rel=1e-4
         )
         assert (
             row["wrong_mask"]["value"] != whole["wrong_mask"]["value"]
@@ -169,12 +169,12 @@ def test_an_infinite_divergence_has_no_mean(merged):
     if merged:
         summary = summarise(other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)
         summary.merge(summarise(batch, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K))
-        found = to_json(summary.result(5))["approximation"]
+        approximation = to_json(summary.result(5))["approximation"]
     else:
-        found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)[
-            "approximation"
-        ]
-    tv, kl = found["rows"]
+        approximation = result_of(
+            batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K
+        )["approximation"]
+    tv, kl = approximation["rows"]
     assert kl["mean"] == {
         "value": None,
         "low": None,
@@ -193,23 +193,23 @@ def test_infinite_on_a_thousand_tokens():
 
 
 def test_without_top_k_the_binary_divergences_remain(judged_world):
-    found = result_of(
+    approximation = result_of(
         judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K
     )["approximation"]
     with_top_k = [row for row in judged_world.result["approximation"]["rows"] if row["k"] == 0]
-    assert found["rows"] == with_top_k
-    assert [row["k"] for row in found["bracket"]] == [0]
+    assert approximation["rows"] == with_top_k
+    assert [row["k"] for row in approximation["bracket"]] == [0]
 
 
 @pytest.mark.parametrize(("top_k", "ks"), [(1, [0, 1]), (5, [0, 1, 5]), (7, [0, 1, 5, 7])])
 def test_smaller_recordings(top_k, ks):
-    found = result_of(
+    result = result_of(
         world(3, 30, top_k=top_k),
         needs=Needs(True, True, top_k, full=True),
         algorithms=WITHOUT_TOP_K,
     )
-    assert [row["k"] for row in found["approximation"]["bracket"]] == ks
-    assert set(found["sweeps"]) >= {"top_k_tv", "top_k_kl"}
+    assert [row["k"] for row in result["approximation"]["bracket"]] == ks
+    assert set(result["sweeps"]) >= {"top_k_tv", "top_k_kl"}
 
 
 def test_judging_both_signs_counts_each_token_once_except_for_masks(judged_world):
@@ -218,9 +218,9 @@ def test_judging_both_signs_counts_each_token_once_except_for_masks(judged_world
     """
     t = judged_world.t
     batch = replace(judged_world.batch, advantage_T=None)
-    found = result_of(batch, needs=replace(EVERYTHING, advantages=False))["approximation"]
+    approximation = result_of(batch, needs=replace(EVERYTHING, advantages=False))["approximation"]
     for row, signed in zip(
-        found["rows"], judged_world.result["approximation"]["rows"], strict=True
+        approximation["rows"], judged_world.result["approximation"]["rows"], strict=True
     ):
         assert (
             row["mean"]["value"] == signed["mean"]["value"]

@@ -15,18 +15,18 @@ PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}
 
 
 def test_the_sweep_over_both_denominators(judged_world):
-    found, judged = judged_world.result["bad_updates"], judged_world.judged
+    bad_updates, judged = judged_world.result["bad_updates"], judged_world.judged
     drop = (judged["q"] - judged["p"])[judged["A"] < 0]
-    assert [row["delta"] for row in found["sweep"]] == list(DELTAS)
-    assert found["sweep"][0]["bad"] > found["sweep"][6]["bad"] > 0
-    for row in found["sweep"]:
+    assert [row["delta"] for row in bad_updates["sweep"]] == list(DELTAS)
+    assert bad_updates["sweep"][0]["bad"] > bad_updates["sweep"][6]["bad"] > 0
+    for row in bad_updates["sweep"]:
         bad = int((drop >= row["delta"]).sum())
         assert row["bad"] == bad
         assert row["over_tokens"]["value"] == pytest.approx(bad / len(judged))
         assert row["over_negative"]["value"] == pytest.approx(bad / len(drop))
-    at_half = next(row for row in found["sweep"] if row["delta"] == 0.5)
-    assert found["delta"] == 0.5
-    assert (found["over_tokens"], found["over_negative"]) == (
+    at_half = next(row for row in bad_updates["sweep"] if row["delta"] == 0.5)
+    assert bad_updates["delta"] == 0.5
+    assert (bad_updates["over_tokens"], bad_updates["over_negative"]) == (
         at_half["over_tokens"],
         at_half["over_negative"],
     )
@@ -35,10 +35,10 @@ def test_the_sweep_over_both_denominators(judged_world):
 def test_a_drop_of_exactly_delta_is_bad():
     """μ = 1, π = ½: both are exact in float32."""
     batch = simple([[0.0], [0.0]], [[float(np.log(np.float32(0.5)))], [np.log(0.5001)]], [-1, -1])
-    found = result_of(batch, **PLAINLY)
-    at_half = next(row for row in found["bad_updates"]["sweep"] if row["delta"] == 0.5)
+    result = result_of(batch, **PLAINLY)
+    at_half = next(row for row in result["bad_updates"]["sweep"] if row["delta"] == 0.5)
     assert at_half["bad"] == 1
-    blocked = next(row for row in found["algorithms"] if row["name"] == "mask-0.5")["blocked"]
+    blocked = next(row for row in result["algorithms"] if row["name"] == "mask-0.5")["blocked"]
     assert blocked["negative"]["value"] == 0.5
 
 
@@ -68,45 +68,47 @@ def test_correlations_over_the_steps():
     """Both shares are correlated with the reward, its change to the next step, and the size of
     that change.
     """
-    found = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
-    shares = [
-        np.array([row[denominator]["value"] for row in found["by_step"]], dtype=float)
-        for denominator in ("over_negative", "over_tokens")
-    ]
+    bad_updates = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
+
+    def by_step(name):
+        return np.array([row[name]["value"] for row in bad_updates["by_step"]], dtype=float)
+
+    shares, reward = [by_step("over_negative"), by_step("over_tokens")], by_step("reward")
     assert not np.allclose(*shares)
-    reward = np.array([row["reward"]["value"] for row in found["by_step"]], dtype=float)
     change = np.diff(reward)
     expected = [
         pair
         for bad in shares
         for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))
     ]
-    assert [row["steps"] for row in found["correlations"]] == 2 * [16, 15, 15]
-    assert ["A < 0" in row["of"] for row in found["correlations"]] == [True] * 3 + [False] * 3
-    assert ["A ≠ 0" in row["of"] for row in found["correlations"]] == [False] * 3 + [True] * 3
-    for row, (x, y) in zip(found["correlations"], expected, strict=True):
+    assert [row["steps"] for row in bad_updates["correlations"]] == 2 * [16, 15, 15]
+    assert ["A < 0" in row["of"] for row in bad_updates["correlations"]] == [True] * 3 + [False] * 3
+    assert ["A ≠ 0" in row["of"] for row in bad_updates["correlations"]] == [False] * 3 + [True] * 3
+    for row, (x, y) in zip(bad_updates["correlations"], expected, strict=True):
         assert row["value"] == pytest.approx(np.corrcoef(x, y)[0, 1])
         assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
         assert row["of"] and row["with"] and row["note"] is None
 
 
 def test_correlations_need_a_series():
-    found = result_of(world(4, 30, steps=2), **PLAINLY)["bad_updates"]["correlations"]
-    assert all(row["value"] is None and row["note"] for row in found)
+    correlations = result_of(world(4, 30, steps=2), **PLAINLY)["bad_updates"]["correlations"]
+    assert all(row["value"] is None and row["note"] for row in correlations)
 
 
 def test_without_rewards_there_is_nothing_to_correlate(judged_world):
-    found = result_of(replace(judged_world.batch, reward_S=None))["bad_updates"]
-    assert all(row["reward"]["value"] is row["reward_change"] is None for row in found["by_step"])
-    assert [row["steps"] for row in found["correlations"]] == [0] * 6
-    assert found["sweep"] == judged_world.result["bad_updates"]["sweep"]
+    bad_updates = result_of(replace(judged_world.batch, reward_S=None))["bad_updates"]
+    assert all(
+        row["reward"]["value"] is row["reward_change"] is None for row in bad_updates["by_step"]
+    )
+    assert [row["steps"] for row in bad_updates["correlations"]] == [0] * 6
+    assert bad_updates["sweep"] == judged_world.result["bad_updates"]["sweep"]
 
 
 def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
     batch = judged_world.batch
     reward_S = np.where(batch.step_S == 2, float("nan"), batch.reward_S)
-    found = result_of(replace(batch, reward_S=reward_S))["bad_updates"]
-    assert [row["reward_change"] is None for row in found["by_step"]] == [
+    bad_updates = result_of(replace(batch, reward_S=reward_S))["bad_updates"]
+    assert [row["reward_change"] is None for row in bad_updates["by_step"]] == [
         True,
         False,
         True,
@@ -114,26 +116,26 @@ def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
         False,
         False,
     ]
-    assert [row["steps"] for row in found["correlations"]] == 2 * [5, 3, 3]
+    assert [row["steps"] for row in bad_updates["correlations"]] == 2 * [5, 3, 3]
 
 
 def test_without_advantages_every_token_is_judged_as_negative(judged_world):
     batch = replace(judged_world.batch, advantage_T=None)
-    found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())[
-        "bad_updates"
-    ]
+    bad_updates = result_of(
+        batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms()
+    )["bad_updates"]
     counted = batch.loss_mask_T
     drop = (
         np.exp(batch.logp_rollout_T.astype(np.float64))
         - np.exp(batch.logp_trainer_T.astype(np.float64))
     )[counted]
-    for row in found["sweep"]:
+    for row in bad_updates["sweep"]:
         assert row["bad"] == (drop >= row["delta"]).sum()
         assert row["over_negative"]["value"] == pytest.approx(row["bad"] / len(drop))
         assert row["over_tokens"]["value"] is None and row["over_tokens"]["note"]
-    assert found["correlations"] == []
+    assert bad_updates["correlations"] == []
     step_T = np.repeat(batch.step_S, np.diff(batch.offset_S1))[counted]
-    for row in found["by_step"]:
+    for row in bad_updates["by_step"]:
         drop_here = drop[step_T == row["first"]]
         assert (
             row["tokens"] == row["negative"] == len(drop_here)

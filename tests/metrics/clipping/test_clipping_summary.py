@@ -116,11 +116,11 @@ def test_intervals_are_in_order(in_order):
 
 
 def test_no_interval_below_ten_prompts():
-    found = result_of(world(0, 27, samples=3), theory=True)
-    assert found["counts"]["prompts"] == 9
-    for path, estimate in estimates_in(found).items():
+    result = result_of(world(0, 27, samples=3), theory=True)
+    assert result["counts"]["prompts"] == 9
+    for path, estimate in estimates_in(result).items():
         assert "correlations" in path or estimate["low"] is None, (path, estimate)
-    assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
+    assert result["algorithms"][2]["blocked"]["all"]["value"] > 0
     enough = result_of(world(0, 60), theory=True)
     assert enough["algorithms"][2]["blocked"]["all"]["low"] is not None
 
@@ -134,11 +134,11 @@ def test_no_interval_if_all_prompts_are_equal():
         prompt_id_S=np.arange(80) // 2,
         reward_S=np.array([1.0, 0.0] * 40),
     )
-    found = result_of(batch, needs=PLAIN, algorithms=plain_algorithms(), theory=True)
-    assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
+    result = result_of(batch, needs=PLAIN, algorithms=plain_algorithms(), theory=True)
+    assert result["algorithms"][2]["blocked"]["all"]["value"] > 0
     with_interval = {
         path: estimate
-        for path, estimate in estimates_in(found).items()
+        for path, estimate in estimates_in(result).items()
         if estimate["low"] is not None
     }
     assert with_interval == {}

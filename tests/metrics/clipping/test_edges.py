@@ -32,18 +32,18 @@ PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_one_token(advantage):
     batch = simple([[-1.0]], [[-0.2]], [advantage], reward_S=np.array([1.0]))
-    found = checked(batch, **PLAINLY, theory=True)
+    result = checked(batch, **PLAINLY, theory=True)
     assert (
-        found["counts"]["tokens"] == 1
-        and found["counts"]["prompts"] == 1
-        and found["counts"]["steps"] == 1
+        result["counts"]["tokens"] == 1
+        and result["counts"]["prompts"] == 1
+        and result["counts"]["steps"] == 1
     )
-    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == (
+    assert row_of(result, "grpo-clip-higher")["blocked"]["all"]["value"] == (
         1.0 if advantage > 0 else 0.0
     )
     other = "negative" if advantage > 0 else "positive"
-    assert row_of(found, "grpo-clip-higher")["blocked"][other]["value"] is None
-    assert found["theory"]["correction"]["value"] == 0 and found["theory"]["longest"] == 1
+    assert row_of(result, "grpo-clip-higher")["blocked"][other]["value"] is None
+    assert result["theory"]["correction"]["value"] == 0 and result["theory"]["longest"] == 1
 
 
 def test_one_token_of_everything():
@@ -51,9 +51,9 @@ def test_one_token_of_everything():
     batch = replace(
         batch, loss_mask_T=np.arange(batch.num_tokens) == 0, advantage_T=np.ones(batch.num_tokens)
     )
-    found = checked(batch, theory=True)
-    assert found["counts"]["tokens"] == 1
-    assert {row["rank_correlation"]["value"] for row in found["approximation"]["rows"]} == {None}
+    result = checked(batch, theory=True)
+    assert result["counts"]["tokens"] == 1
+    assert {row["rank_correlation"]["value"] for row in result["approximation"]["rows"]} == {None}
 
 
 def test_only_zero_advantages():
@@ -61,35 +61,38 @@ def test_only_zero_advantages():
     tokens remain.
     """
     batch = world(0, 30)
-    found = checked(replace(batch, advantage_T=np.zeros(batch.num_tokens)), theory=True)
-    counts = found["counts"]
+    result = checked(replace(batch, advantage_T=np.zeros(batch.num_tokens)), theory=True)
+    counts = result["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] == counts["prompts"] == 0
     # None of them has a judged token
     assert counts["zero_advantage"] > 0 and counts["responses"] == 0
-    for row in found["algorithms"]:
+    for row in result["algorithms"]:
         assert {estimate["value"] for estimate in row["blocked"].values()} == {None}
         assert {estimate["value"] for estimate in row["lost"].values()} == {None}
         assert (
             row["blocked_tokens"] == {"positive": [], "negative": []} and row["by_position"] == []
         )
-    assert found["approximation"]["rows"][0]["mean"]["value"] > 0
-    assert found["theory"]["surrogate"]["value"] is not None
+    assert result["approximation"]["rows"][0]["mean"]["value"] > 0
+    assert result["theory"]["surrogate"]["value"] is not None
     assert (
-        found["overlap"]["examples"] == [] and found["bad_updates"]["over_tokens"]["value"] is None
+        result["overlap"]["examples"] == []
+        and result["bad_updates"]["over_tokens"]["value"] is None
     )
 
 
 def test_everything_masked():
     batch = world(0, 30)
-    found = checked(replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool)), theory=True)
-    assert found["counts"]["tokens"] == 0 and found["counts"]["masked"] == batch.num_tokens
-    assert found["theory"] is None
+    result = checked(
+        replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool)), theory=True
+    )
+    assert result["counts"]["tokens"] == 0 and result["counts"]["masked"] == batch.num_tokens
+    assert result["theory"] is None
 
 
 def test_an_empty_batch_and_empty_responses(take_responses):
     nothing = take_responses(world(0, 5), [])
-    found = checked(nothing, world(0, 30))
-    assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
+    result = checked(nothing, world(0, 30))
+    assert result["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
     empty = simple([[], [-1.0], []], [[], [-0.2], []], [1.0, 1.0, 1.0])
     assert checked(empty, **PLAINLY)["counts"]["tokens"] == 1
 
@@ -104,26 +107,26 @@ def overflowing() -> TokenBatch:
 
 def test_an_infinite_ratio():
     """It is blocked as it must be; the lost weight has no number then, and says so."""
-    found = checked(overflowing(), **PLAINLY, theory=True)
-    clipped = row_of(found, "grpo-clip-higher")
+    result = checked(overflowing(), **PLAINLY, theory=True)
+    clipped = row_of(result, "grpo-clip-higher")
     assert clipped["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
     # 0.61 and 0.37 are both below 0.8
     assert clipped["blocked"]["negative"]["value"] == pytest.approx(1.0)
     assert clipped["lost"]["all"]["value"] is None and clipped["lost"]["all"]["note"]
     assert clipped["lost"]["positive"]["value"] is None and clipped["lost"]["positive"]["note"]
     assert clipped["lost"]["negative"]["value"] == pytest.approx(1.0)
-    assert row_of(found, "reinforce")["lost"]["all"]["value"] == 0
-    assert row_of(found, "dppo-binary-tv")["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
+    assert row_of(result, "reinforce")["lost"]["all"]["value"] == 0
+    assert row_of(result, "dppo-binary-tv")["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
     (token,) = clipped["blocked_tokens"]["positive"]
     assert token["ratio"] is None and token["pi"] == pytest.approx(np.exp(-0.1))
-    assert found["sweeps"]["ratio_clip"][-1]["blocked"]["value"] > 0
+    assert result["sweeps"]["ratio_clip"][-1]["blocked"]["value"] > 0
 
 
 def test_an_infinite_ratio_under_a_cap():
-    found = checked(overflowing(), **PLAINLY)
-    assert row_of(found, "pg-tis")["lost"]["capped"]["value"] is None
-    assert found["sweeps"]["cap"][-1]["share"]["value"] == pytest.approx(1 / 20)
-    assert {row["lost"]["value"] for row in found["sweeps"]["cap"]} == {None}
+    result = checked(overflowing(), **PLAINLY)
+    assert row_of(result, "pg-tis")["lost"]["capped"]["value"] is None
+    assert result["sweeps"]["cap"][-1]["share"]["value"] == pytest.approx(1 / 20)
+    assert {row["lost"]["value"] for row in result["sweeps"]["cap"]} == {None}
 
 
 def test_an_infinite_ratio_without_advantages_and_with_everything():
@@ -135,16 +138,16 @@ def test_an_infinite_ratio_without_advantages_and_with_everything():
     batch = world(0, 30)
     logq = batch.logp_rollout_T.copy()
     logq[::7] = -120.0
-    found = checked(replace(batch, logp_rollout_T=logq), theory=True)
-    assert row_of(found, "grpo-clip-higher")["blocked"]["positive"]["value"] > 0
+    result = checked(replace(batch, logp_rollout_T=logq), theory=True)
+    assert row_of(result, "grpo-clip-higher")["blocked"]["positive"]["value"] > 0
 
 
 def test_an_infinite_ratio_in_another_shard():
     first, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
     first.merge(other)
-    found = to_json(first.result(5))
-    json.dumps(found, allow_nan=False)
-    assert row_of(found, "grpo-clip-higher")["lost"]["all"]["value"] is None
+    result = to_json(first.result(5))
+    json.dumps(result, allow_nan=False)
+    assert row_of(result, "grpo-clip-higher")["lost"]["all"]["value"] is None
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -175,27 +178,27 @@ def excluding() -> TokenBatch:
 
 def test_examples_out_of_support_are_json():
     """JSON has no number for log π = −inf: it is null, as in the worst tokens of a summary."""
-    found = checked(excluding(), **PLAINLY, theory=True)
-    assert None in {row["logp_current"] for row in found["overlap"]["examples"]}
+    result = checked(excluding(), **PLAINLY, theory=True)
+    assert None in {row["logp_current"] for row in result["overlap"]["examples"]}
 
 
 def test_out_of_support():
     """log π = −inf: r = 0, a negative token is blocked by every one-sided mask, a positive one
     by none.
     """
-    found = result_of(excluding(), **PLAINLY, theory=True)
+    result = result_of(excluding(), **PLAINLY, theory=True)
     for name in ("grpo-clip-higher", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both"):
-        row = row_of(found, name)
+        row = row_of(result, name)
         assert row["blocked"]["positive"]["value"] == 0, name
         assert row["blocked"]["negative"]["value"] == 0.5, name
         assert row["lost"]["negative"]["value"] == 0, name  # r·|A| = 0: nothing is lost
         (token,) = [row for row in row["blocked_tokens"]["negative"] if row["blocked"]][:1]
         assert token["pi"] == 0 and token["ratio"] == 0
-    assert row_of(found, "ipo")["blocked"]["all"]["value"] == 0.5
-    assert found["counts"]["out_of_support"] == 12 and found["counts"]["tokens"] == 24
-    assert row_of(found, "grpo-clip-higher")["by_mu"][7]["blocked"]["negative"]["value"] == 1.0
-    assert found["theory"]["difference"]["value"] == pytest.approx(-1.0)
-    assert found["theory"]["weight_max"] == 0 and found["theory"]["ess"]["value"] is None
+    assert row_of(result, "ipo")["blocked"]["all"]["value"] == 0.5
+    assert result["counts"]["out_of_support"] == 12 and result["counts"]["tokens"] == 24
+    assert row_of(result, "grpo-clip-higher")["by_mu"][7]["blocked"]["negative"]["value"] == 1.0
+    assert result["theory"]["difference"]["value"] == pytest.approx(-1.0)
+    assert result["theory"]["weight_max"] == 0 and result["theory"]["ess"]["value"] is None
 
 
 def test_out_of_support_with_everything():
@@ -204,12 +207,12 @@ def test_out_of_support_with_everything():
     logp[::9], topk[::5, 3] = -INF, -INF
     batch = replace(batch, logp_trainer_T=logp, topk_logp_trainer_TK=topk)
     batch.kl_full_T[::5] = INF
-    found = result_of(batch, theory=True)
+    result = result_of(batch, theory=True)
     counted = batch.loss_mask_T & np.isfinite(batch.logp_recomputed_T)
-    assert found["counts"]["out_of_support"] == (counted & (logp == -INF)).sum() > 0
+    assert result["counts"]["out_of_support"] == (counted & (logp == -INF)).sum() > 0
     assert (~counted & (logp == -INF)).any()
-    found["overlap"]["examples"] = []  # their log π = −inf is another test's concern
-    json.dumps(found, allow_nan=False)
+    result["overlap"]["examples"] = []  # their log π = −inf is another test's concern
+    json.dumps(result, allow_nan=False)
     needs = replace(EVERYTHING, top_k=0, topk_recomputed=False)
     t = brute.counted(batch, needs)
     judged = t[t["A"] != 0]
@@ -223,7 +226,7 @@ def test_out_of_support_with_everything():
         "ppo",
         "gspo",
     ):
-        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(
+        assert row_of(result, name)["blocked"]["all"]["value"] == pytest.approx(
             judged[name].mean()
         ), name
 
@@ -236,23 +239,23 @@ def test_at_equal_weights_only_masks_on_the_engine_gap_block():
         logp_recomputed_T=batch.logp_trainer_T,
         topk_logp_recomputed_TK=batch.topk_logp_trainer_TK,
     )
-    found = checked(batch)
+    result = checked(batch)
     for name in ("minirl", "ppo", "gspo", "dppo-topk-tv-recompute", "ppo-opsm"):
-        assert row_of(found, name)["blocked"]["all"]["value"] == 0, name
+        assert row_of(result, name)["blocked"]["all"]["value"] == 0, name
     t = brute.counted(batch, EVERYTHING)
     shares = [
         t.loc[t["A"] != 0, name].mean() for name in ("ppo-icepop", "ppo-mis", "ppo-mis-geometric")
     ]
     assert shares[0] > 0 and shares[2] > 0.5
     for name, share in zip(("ppo-icepop", "ppo-mis", "ppo-mis-geometric"), shares, strict=True):
-        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(share), name
+        assert row_of(result, name)["blocked"]["all"]["value"] == pytest.approx(share), name
 
 
 def test_no_algorithm_and_many():
     assert checked(world(0, 30), needs=PLAIN, algorithms=())["algorithms"] == []
     many = tuple(parse_algorithm(f"dppo-binary-tv:max_tv={k / 100}") for k in range(1, 65))
-    found = checked(world(0, 30), needs=PLAIN, algorithms=many)
-    shares = [row["blocked"]["all"]["value"] for row in found["algorithms"]]
+    result = checked(world(0, 30), needs=PLAIN, algorithms=many)
+    shares = [row["blocked"]["all"]["value"] for row in result["algorithms"]]
     assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
 
 
@@ -260,14 +263,14 @@ def test_a_step_without_a_judged_token_and_negative_free_steps():
     batch = simple(
         [[-1.0]] * 3, [[-0.2]] * 3, [0.0, 1.0, -1.0], step_S=np.arange(3, dtype=np.int32)
     )
-    found = checked(batch, **PLAINLY)
-    rows = row_of(found, "grpo-clip-higher")["by_step"]
+    result = checked(batch, **PLAINLY)
+    rows = row_of(result, "grpo-clip-higher")["by_step"]
     assert [(row["first"], row["tokens"], row["blocked"]["all"]["value"]) for row in rows] == [
         (0, 0, None),
         (1, 1, 1),
         (2, 1, 0),
     ]
-    assert [row["over_negative"]["value"] for row in found["bad_updates"]["by_step"]] == [
+    assert [row["over_negative"]["value"] for row in result["bad_updates"]["by_step"]] == [
         None,
         None,
         0,
@@ -282,7 +285,7 @@ def test_smaller_recordings_and_own_k():
         parse_algorithm("dppo-binary-kl"),
     )
     batch = world(0, 40, top_k=5)
-    found = checked(
+    result = checked(
         batch, needs=Needs(advantages=True, recomputed=False, top_k=5), algorithms=algorithms
     )
     t = brute.counted(
@@ -291,26 +294,26 @@ def test_smaller_recordings_and_own_k():
     judged = t[t["A"] != 0]
     expected = ((judged["tv5"] > 0.2) & (judged["A"] * (judged["p"] - judged["q"]) > 0)).mean()
     assert (
-        found["algorithms"][0]["blocked"]["all"]["value"] == pytest.approx(expected)
+        result["algorithms"][0]["blocked"]["all"]["value"] == pytest.approx(expected)
         and expected > 0
     )
     # k = 1 with replacement is binary
-    assert found["algorithms"][1]["blocked"] == found["algorithms"][2]["blocked"]
+    assert result["algorithms"][1]["blocked"] == result["algorithms"][2]["blocked"]
 
 
 def test_a_cap_is_compared_and_subtracted_in_float32():
     """1.1 is 1.0996 in float16; r = 2 and 1, both kept."""
     batch = simple([[-1.0, -1.0]], [[-1.0 + np.log(2.0), -1.0]], [1.0])
-    found = result_of(batch, needs=PLAIN, algorithms=[parse_algorithm("pg-tis:cap=1.1")])
-    (row,) = found["algorithms"]
+    result = result_of(batch, needs=PLAIN, algorithms=[parse_algorithm("pg-tis:cap=1.1")])
+    (row,) = result["algorithms"]
     assert row["lost"]["capped"]["value"] == pytest.approx((2 - np.float32(1.1)) / 3, rel=1e-6)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_an_infinite_ratio_loses_nothing_to_a_floor():
     """Only the floor changes weights: of r = e⁻¹ it adds 0.5 − e⁻¹ to e⁻¹ + e^−½."""
-    found = result_of(overflowing(), needs=PLAIN, algorithms=[parse_algorithm("pg-is:floor=0.5")])
-    lost = found["algorithms"][0]["lost"]
+    result = result_of(overflowing(), needs=PLAIN, algorithms=[parse_algorithm("pg-is:floor=0.5")])
+    lost = result["algorithms"][0]["lost"]
     assert lost["capped"]["value"] == lost["positive"]["value"] == 0
     added = 0.5 - np.exp(-1)
     assert lost["negative"]["value"] == pytest.approx(-added / (np.exp(-1) + np.exp(-0.5)))
@@ -320,8 +323,8 @@ def test_an_infinite_ratio_loses_nothing_to_a_floor():
 def test_a_cap_beyond_float32_caps_nothing():
     batch = simple([[-1.0, -2.0]], [[-0.2, -0.1]], [1.0], reward_S=np.array([1.0]))
     algorithms = (parse_algorithm("pg-tis:cap=1e39"), parse_algorithm("pg-is"))
-    found = result_of(batch, needs=PLAIN, algorithms=algorithms)
-    assert [row["lost"]["all"]["value"] for row in found["algorithms"]] == [0.0, 0.0]
+    result = result_of(batch, needs=PLAIN, algorithms=algorithms)
+    assert [row["lost"]["all"]["value"] for row in result["algorithms"]] == [0.0, 0.0]
 
 
 def test_mean_probabilities_are_those_of_the_blocked_and_of_the_kept():

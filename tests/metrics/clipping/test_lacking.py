@@ -22,11 +22,11 @@ def test_recomputed_for_some_responses_only():
     recomputed = batch.logp_recomputed_T.copy()
     recomputed[: int(batch.offset_S1[20])] = float("nan")
     batch = replace(batch, logp_recomputed_T=recomputed)
-    found, t = checked(batch), brute.counted(batch, EVERYTHING)
+    result, t = checked(batch), brute.counted(batch, EVERYTHING)
     judged = t[t["A"] != 0]
-    assert found["counts"]["tokens"] == len(judged) and set(judged["s"]) <= set(range(20, 40))
-    assert found["counts"]["not_measured"] == int((batch.loss_mask_T & np.isnan(recomputed)).sum())
-    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == pytest.approx(
+    assert result["counts"]["tokens"] == len(judged) and set(judged["s"]) <= set(range(20, 40))
+    assert result["counts"]["not_measured"] == int((batch.loss_mask_T & np.isnan(recomputed)).sum())
+    assert row_of(result, "grpo-clip-higher")["blocked"]["all"]["value"] == pytest.approx(
         judged["grpo-clip-higher"].mean()
     )
 
@@ -45,10 +45,10 @@ def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
     """In different steps, so that a rule on whole batches has what it needs."""
     complete, lacking = world(0, 30), world(1, 12)
     lacking = replace(lacking, step_S=lacking.step_S + 100)
-    found = checked(complete, replace(lacking, **{name: None}))
+    result = checked(complete, replace(lacking, **{name: None}))
     alone = checked(complete)
-    assert found.pop("counts") == alone.pop("counts") | {"lacking": {name.rpartition("_")[0]: 12}}
-    assert found == alone
+    assert result.pop("counts") == alone.pop("counts") | {"lacking": {name.rpartition("_")[0]: 12}}
+    assert result == alone
 
 
 def test_responses_left_out_are_counted_by_column_across_shards():
@@ -77,15 +77,15 @@ def test_a_full_divergence_is_not_needed_to_judge(name):
         (replace(first, **{name: some_T}), second),
         (first, replace(second, **{name: None})),
     ):
-        found = checked(*batches)
-        for part in found:
-            assert (found[part] == complete[part]) is (part != "approximation"), part
+        result = checked(*batches)
+        for part in result:
+            assert (result[part] == complete[part]) is (part != "approximation"), part
 
 
 def test_a_missing_top_k_list_does_not_count():
     batch = world(0, 30)
     topk = batch.topk_logp_trainer_TK.copy()
     topk[: int(batch.offset_S1[10])] = float("nan")
-    found = checked(replace(batch, topk_logp_trainer_TK=topk))
+    result = checked(replace(batch, topk_logp_trainer_TK=topk))
     t = brute.counted(batch, EVERYTHING)
-    assert found["counts"]["tokens"] == int(((t["s"] >= 10) & (t["A"] != 0)).sum())
+    assert result["counts"]["tokens"] == int(((t["s"] >= 10) & (t["A"] != 0)).sum())

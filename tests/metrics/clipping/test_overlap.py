@@ -59,18 +59,18 @@ def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
 
 @pytest.mark.slow
 def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(judged_world):
-    judged, found = judged_world.judged, defaultdict(list)
+    judged, examples = judged_world.judged, defaultdict(list)
     for row in judged_world.result["overlap"]["examples"]:
-        found[row["only"], row["not"]].append(row)
+        examples[row["only"], row["not"]].append(row)
     hash_T = brute.token_hashes(judged, ("prompt_id", "sample_index", "step"))
     judged = judged.assign(hash=hash_T, position=judged["pos"]).sort_values("hash")
     place = ["step", "prompt_id", "sample_index", "position"]
     names = judged_world.result["overlap"]["names"]
-    assert sum(map(len, found.values())) > 100
+    assert sum(map(len, examples.values())) > 100
     for first in names:
         for second in names:
             expected = judged[judged[first] & ~judged[second]].head(3)
-            rows = found[first, second]
+            rows = examples[first, second]
             assert [[row[c] for c in place] for row in rows] == expected[place].to_numpy().tolist()
             for row, (_, token) in zip(rows, expected.iterrows(), strict=True):
                 assert row["token_id"] == token["id"] and row["trace"] == 0
@@ -79,8 +79,10 @@ def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(ju
 
 
 def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) -> list[Any]:
-    found = found_in([batch], needs, algorithms)
-    return [judged for cases in apply_masks(batch, needs, algorithms, found) for judged in cases]
+    batch_values = found_in([batch], needs, algorithms)
+    return [
+        judged for cases in apply_masks(batch, needs, algorithms, batch_values) for judged in cases
+    ]
 
 
 @pytest.mark.parametrize("limit", [4, 1024])
@@ -110,8 +112,8 @@ def test_more_than_1024_patterns_keep_the_examples_of_1024():
     judged.blocked = [np.flatnonzero(number_N >> bit & 1) for bit in range(bits)]
     overlap = Overlap(bits)
     overlap.update(judged)
-    kept = np.unique(overlap.examples["pattern"])
-    assert len(kept) == 1024
+    patterns = np.unique(overlap.examples["pattern"])
+    assert len(patterns) == 1024
     assert (np.unique(overlap.examples["pattern"], return_counts=True)[1] <= 3).all()
     assert overlap.both.sum(axis=0)[0, 0] == len(judged.blocked[0])
 
@@ -122,9 +124,9 @@ def test_64_algorithms_have_a_bit_each():
     judged.blocked = [np.zeros(0, dtype=np.int64)] * 63 + [np.array([2, 5])]
     overlap = Overlap(64)
     overlap.update(judged)
-    found = overlap.result([f"a{i}" for i in range(64)], 20)
-    assert found.both[63][63] == 2 and found.only_row[63][0] == 2
-    assert {(token.only, token.not_) for token in found.examples} == {
+    result = overlap.result([f"a{i}" for i in range(64)], 20)
+    assert result.both[63][63] == 2 and result.only_row[63][0] == 2
+    assert {(token.only, token.not_) for token in result.examples} == {
         ("a63", f"a{i}") for i in range(63)
     }
 

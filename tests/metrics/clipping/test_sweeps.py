@@ -82,13 +82,13 @@ def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
     mask.
     """
     batch = simple([[-0.5, -0.1]] * 12, [[fallen, -0.1]] * 12, [-1.0] * 12)
-    found = result_of(
+    result = result_of(
         batch,
         needs=PLAIN,
         algorithms=(parse_algorithm("grpo-clip-higher:ratio_low=1,ratio_high=1"),),
     )
-    rows = {row["threshold"]: row["blocked"]["value"] for row in found["sweeps"]["ratio_clip"]}
-    assert found["algorithms"][0]["blocked"]["all"]["value"] == 0
+    rows = {row["threshold"]: row["blocked"]["value"] for row in result["sweeps"]["ratio_clip"]}
+    assert result["algorithms"][0]["blocked"]["all"]["value"] == 0
     assert rows[0.5] == 0.5
     assert rows[1.0] == 0
 
@@ -117,7 +117,7 @@ def test_equivalents_block_as_many_tokens(judged_world):
         if other != family
     }
     shares = {row["name"]: row["blocked"]["all"] for row in judged_world.result["algorithms"]}
-    found = 0
+    number = 0
     for row in rows:
         assert row["blocked"] == shares[row["algorithm"]]  # with its interval
         count = int(judged[row["algorithm"]].sum())
@@ -129,11 +129,11 @@ def test_equivalents_block_as_many_tokens(judged_world):
             continue
         low, high = row["threshold"]["low"], row["threshold"]["high"]
         assert row["threshold"]["note"] if low is None else low < threshold < high
-        found += 1
+        number += 1
         assert (
             (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum()
         ), row
-    assert found > 15
+    assert number > 15
 
 
 def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(judged_world):
@@ -148,19 +148,19 @@ def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(jud
         left = np.array([excess[group != g].mean() for g in np.unique(group)])
         return interval(excess.mean(), left, prompts, SIGNED)
 
-    found = 0
+    count = 0
     for row in judged_world.result["equivalents"]:
         low, high = row["threshold"]["low"], row["threshold"]["high"]
         if low is None or row["family"].startswith("top_k"):
             continue
-        found += 1
+        count += 1
         assert (
             difference(row, low * (1 - 1e-6)).low > 0 > difference(row, high * (1 + 1e-6)).high
         ), row
         inside = [difference(row, edge) for edge in (low * 1.0321, high / 1.0321)]
         assert inside[0].low is None or inside[0].low <= 0
         assert inside[1].high is None or inside[1].high >= 0
-    assert found > 5
+    assert count > 5
 
 
 def test_without_advantages_there_are_no_equivalents(judged_world):
@@ -168,8 +168,8 @@ def test_without_advantages_there_are_no_equivalents(judged_world):
     both.
     """
     batch = replace(judged_world.batch, advantage_T=None)
-    found = result_of(batch, needs=replace(EVERYTHING, advantages=False))
-    assert found["equivalents"] == [] and found["sweeps"]["binary_tv"][0]["blocked"]["value"] > 0
+    result = result_of(batch, needs=replace(EVERYTHING, advantages=False))
+    assert result["equivalents"] == [] and result["sweeps"]["binary_tv"][0]["blocked"]["value"] > 0
 
 
 def test_sweeps_do_not_depend_on_the_algorithms(judged_world):
@@ -189,9 +189,9 @@ def test_sweeps_do_not_depend_on_the_algorithms(judged_world):
 
 
 def test_without_top_k_those_families_are_absent():
-    found = result_of(world(0, 30), needs=PLAIN, algorithms=plain_algorithms())
-    assert set(found["sweeps"]) == {"ratio_clip", "binary_tv", "binary_kl", "cap"}
-    assert {row["family"] for row in found["equivalents"]} == {
+    result = result_of(world(0, 30), needs=PLAIN, algorithms=plain_algorithms())
+    assert set(result["sweeps"]) == {"ratio_clip", "binary_tv", "binary_kl", "cap"}
+    assert {row["family"] for row in result["equivalents"]} == {
         "ratio_clip",
         "binary_tv",
         "binary_kl",
@@ -205,8 +205,8 @@ def test_bins_are_three_percent_apart():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_shares_fall_with_the_threshold(seed):
-    found = result_of(world(seed, 40), needs=EVERYTHING)["sweeps"]
-    for family, rows in found.items():
+    sweeps = result_of(world(seed, 40), needs=EVERYTHING)["sweeps"]
+    for family, rows in sweeps.items():
         name = "share" if family == "cap" else "blocked"
         values = [row[name]["value"] for row in rows]
         assert values == sorted(values, reverse=True), family
@@ -220,11 +220,11 @@ def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
     out = brute.outward(judged, "binary_tv") > row["threshold"]
     left = np.array([out[group != g].mean() for g in np.unique(group)])
     assert FEWEST_PROMPTS < len(left) < GROUPS
-    expected, found = (
+    expected, estimate = (
         interval(out.mean(), left, len(np.unique(judged["prompt_id"])), SHARE),
         row["blocked"],
     )
-    assert (found["low"], found["high"]) == (
+    assert (estimate["low"], estimate["high"]) == (
         pytest.approx(expected.low),
         pytest.approx(expected.high),
     )

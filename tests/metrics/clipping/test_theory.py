@@ -64,24 +64,24 @@ def test_against_a_loop_over_responses(per_token):
         "tv_sum": spread / 2,
         "ess": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
     }
-    found = result_of(batch, theory=True)["theory"]
+    theory = result_of(batch, theory=True)["theory"]
     for name, x in expected.items():
-        assert found[name]["value"] == pytest.approx(x, rel=1e-5, abs=1e-7), name
-    assert (found["xi"], found["longest"]) == (1, longest)
-    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5) and found["tv_max_of"].startswith(
+        assert theory[name]["value"] == pytest.approx(x, rel=1e-5, abs=1e-7), name
+    assert (theory["xi"], theory["longest"]) == (1, longest)
+    assert theory["tv_max"] == pytest.approx(tv_max, rel=1e-5) and theory["tv_max_of"].startswith(
         "full TV"
     )
-    assert found["kl_max"] == pytest.approx(kl_max, rel=1e-5) and found["kl_max_of"] == "full KL"
-    assert found["tv_of_kl"] == pytest.approx(min(1, np.sqrt(kl_max / 2)), rel=1e-5)
-    assert found["tv_of_kl"] >= found["tv_max"]
+    assert theory["kl_max"] == pytest.approx(kl_max, rel=1e-5) and theory["kl_max_of"] == "full KL"
+    assert theory["tv_of_kl"] == pytest.approx(min(1, np.sqrt(kl_max / 2)), rel=1e-5)
+    assert theory["tv_of_kl"] >= theory["tv_max"]
     # The higher bound with its interval, if it has one
-    assert linear > quadratic and found["composite_bound"] == found["linear_bound"]
-    assert found["quadratic_bound"]["low"] is found["quadratic_bound"]["high"] is None
+    assert linear > quadratic and theory["composite_bound"] == theory["linear_bound"]
+    assert theory["quadratic_bound"]["low"] is theory["quadratic_bound"]["high"] is None
     assert (
-        "no interval" in found["quadratic_bound"]["note"]
-        and found["linear_bound"]["low"] is not None
+        "no interval" in theory["quadratic_bound"]["note"]
+        and theory["linear_bound"]["low"] is not None
     )
-    assert found["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
+    assert theory["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -93,21 +93,22 @@ def test_without_every_full_tv_the_largest_is_over_the_sampled_tokens(lacking):
     t = t[~np.isnan(batch.reward_S[t["s"]])]
     full_T = batch.tv_full_T.copy()
     full_T[int(t["row"].iloc[40])] = float("nan")
-    found = result_of(
+    theory = result_of(
         replace(batch, tv_full_T=full_T if lacking == "one token" else None), theory=True
     )["theory"]
     complete, largest = result_of(batch, theory=True)["theory"], (t["p"] - t["q"]).abs().max()
     assert (
-        found["tv_max"] == pytest.approx(largest, rel=1e-5) and found["tv_max"] < complete["tv_max"]
+        theory["tv_max"] == pytest.approx(largest, rel=1e-5)
+        and theory["tv_max"] < complete["tv_max"]
     )
-    assert "binary TV" in found["tv_max_of"] and "binary" not in complete["tv_max_of"]
-    penalty = 2 * found["longest"] * (found["longest"] - 1) * largest**2
-    assert found["quadratic_bound"]["value"] == pytest.approx(
-        found["surrogate"]["value"] - penalty, rel=1e-5
+    assert "binary TV" in theory["tv_max_of"] and "binary" not in complete["tv_max_of"]
+    penalty = 2 * theory["longest"] * (theory["longest"] - 1) * largest**2
+    assert theory["quadratic_bound"]["value"] == pytest.approx(
+        theory["surrogate"]["value"] - penalty, rel=1e-5
     )
     assert (
-        found["surrogate"] == complete["surrogate"]
-        and found["linear_bound"] == complete["linear_bound"]
+        theory["surrogate"] == complete["surrogate"]
+        and theory["linear_bound"] == complete["linear_bound"]
     )
 
 
@@ -134,9 +135,9 @@ def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged
         summary.merge(other)
     else:
         summary = summarise(*batches, **question)
-    found = to_json(summary.result(5))["theory"]
-    assert "binary TV" in found["tv_max_of"]
-    assert found["tv_max"] == pytest.approx(0.3)
+    theory = to_json(summary.result(5))["theory"]
+    assert "binary TV" in theory["tv_max_of"]
+    assert theory["tv_max"] == pytest.approx(0.3)
 
 
 def test_the_composite_bound_is_the_higher_one():
@@ -144,9 +145,9 @@ def test_the_composite_bound_is_the_higher_one():
     for step, higher in ((0.01, "quadratic_bound"), (0.3, "linear_bound")):
         mu, pi = np.array([0.5] * 4), np.array([0.5 + step, 0.5, 0.5, 0.5])
         batch = simple([np.log(mu)] * 2, [np.log(pi)] * 2, [1, -1], reward_S=np.array([1.0, 0.0]))
-        found = result_of(batch, **PLAINLY)["theory"]
-        lower = min(found["quadratic_bound"]["value"], found["linear_bound"]["value"])
-        assert found["composite_bound"] == found[higher] and found[higher]["value"] > lower
+        theory = result_of(batch, **PLAINLY)["theory"]
+        lower = min(theory["quadratic_bound"]["value"], theory["linear_bound"]["value"])
+        assert theory["composite_bound"] == theory[higher] and theory[higher]["value"] > lower
 
 
 def test_pinsker_by_the_binary_kl_of_the_sampled_tokens():
@@ -154,26 +155,26 @@ def test_pinsker_by_the_binary_kl_of_the_sampled_tokens():
     mu, pi = np.array([0.5, 0.8, 0.1]), np.array([0.7, 0.6, 0.3])
     binary_N = mu * np.log(mu / pi) + (1 - mu) * np.log((1 - mu) / (1 - pi))
     batch = simple([np.log(mu)] * 2, [np.log(pi)] * 2, [1, -1], reward_S=np.array([0.5, -2.0]))
-    found = result_of(batch, **PLAINLY)["theory"]
-    assert found["kl_max"] == pytest.approx(binary_N.max(), rel=1e-5)
-    assert "binary KL" in found["kl_max_of"]
-    assert found["pinsker_bound"]["value"] == pytest.approx(
-        found["surrogate"]["value"] - 2 * 3 * 2 * binary_N.max(), rel=1e-5
+    theory = result_of(batch, **PLAINLY)["theory"]
+    assert theory["kl_max"] == pytest.approx(binary_N.max(), rel=1e-5)
+    assert "binary KL" in theory["kl_max_of"]
+    assert theory["pinsker_bound"]["value"] == pytest.approx(
+        theory["surrogate"]["value"] - 2 * 3 * 2 * binary_N.max(), rel=1e-5
     )
-    assert found["pinsker_bound"]["value"] < found["quadratic_bound"]["value"]
+    assert theory["pinsker_bound"]["value"] < theory["quadratic_bound"]["value"]
     cut = np.array([np.log(0.7), -np.inf, np.log(0.3)])
     batch = simple([np.log(mu)] * 2, [cut] * 2, [1, -1], reward_S=np.ones(2))
-    found = result_of(batch, **PLAINLY)["theory"]
-    assert (found["kl_max"], found["tv_of_kl"]) == (None, 1)
-    assert found["pinsker_bound"]["value"] == found["surrogate"]["value"] - 2 * 3 * 2
+    theory = result_of(batch, **PLAINLY)["theory"]
+    assert (theory["kl_max"], theory["tv_of_kl"]) == (None, 1)
+    assert theory["pinsker_bound"]["value"] == theory["surrogate"]["value"] - 2 * 3 * 2
 
 
 def test_xi_is_the_largest_size_of_a_reward():
     batch = simple([[-1.0, -1.0]] * 2, [[-1.0, -0.9]] * 2, [1, -1], reward_S=np.array([0.5, -3.0]))
-    found = result_of(batch, **PLAINLY)["theory"]
-    assert found["xi"] == 3
-    assert found["linear_bound"]["value"] == pytest.approx(
-        found["surrogate"]["value"] - 2 * 3 * np.expm1(0.1), rel=1e-5
+    theory = result_of(batch, **PLAINLY)["theory"]
+    assert theory["xi"] == 3
+    assert theory["linear_bound"]["value"] == pytest.approx(
+        theory["surrogate"]["value"] - 2 * 3 * np.expm1(0.1), rel=1e-5
     )
 
 
@@ -182,15 +183,15 @@ def test_the_identity_holds_for_every_sample_alone():
     rng = np.random.default_rng(0)
     for _ in range(20):
         logq, logp = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8)
-        found = result_of(
+        theory = result_of(
             simple([list(logq)], [list(logp)], [1.0], reward_S=np.array([0.7])), **PLAINLY
         )["theory"]
         x, correction = surrogate_and_correction(np.exp(logp - logq))
-        assert found["surrogate"]["value"] == pytest.approx(0.7 * x, rel=1e-5, abs=1e-6)
-        assert found["correction"]["value"] == pytest.approx(0.7 * correction, rel=1e-4, abs=1e-5)
-        difference = found["surrogate"]["value"] - found["correction"]["value"]
-        assert found["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12)
-        assert found["difference"]["value"] == pytest.approx(
+        assert theory["surrogate"]["value"] == pytest.approx(0.7 * x, rel=1e-5, abs=1e-6)
+        assert theory["correction"]["value"] == pytest.approx(0.7 * correction, rel=1e-4, abs=1e-5)
+        difference = theory["surrogate"]["value"] - theory["correction"]["value"]
+        assert theory["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12)
+        assert theory["difference"]["value"] == pytest.approx(
             0.7 * np.expm1((logp - logq).sum()), rel=1e-5
         )
 
@@ -215,10 +216,10 @@ def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
     batch = simple(
         logq[rows].tolist(), logp[rows].tolist(), [1.0] * len(rows), reward_S=reward[rows]
     )
-    found = result_of(batch, **PLAINLY)["theory"]
+    theory = result_of(batch, **PLAINLY)["theory"]
     gain = (np.exp(logp.sum(axis=1)) - np.exp(logq.sum(axis=1))) @ reward
-    assert found["difference"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
-    assert found["surrogate"]["value"] - found["correction"]["value"] == pytest.approx(
+    assert theory["difference"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
+    assert theory["surrogate"]["value"] - theory["correction"]["value"] == pytest.approx(
         gain, rel=1e-4, abs=1e-6
     )
     reached = {
@@ -229,10 +230,10 @@ def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
     }
     tv_sum = sum(reached[state] * np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
     # E_μ |r − 1| / 2 is the TV of the state
-    assert found["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)
-    assert found["linear_bound"]["value"] <= gain
+    assert theory["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)
+    assert theory["linear_bound"]["value"] <= gain
     d_max = max(np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
-    assert found["tv_max"] <= d_max + 1e-6  # a sample never exceeds the largest over all states
+    assert theory["tv_max"] <= d_max + 1e-6  # a sample never exceeds the largest over all states
 
 
 def test_both_bounds_hold_with_the_true_divergence_over_all_states():
@@ -286,7 +287,7 @@ def test_a_weight_too_large_for_a_float():
     """
     far = [[-40.0] * 20, *[[-1.0] * 20] * 11]
     near = [[-0.01] * 20, *[[-1.0] * 20] * 11]
-    found = result_of(simple(far, near, [1.0] * 12, reward_S=np.ones(12)), **PLAINLY)["theory"]
-    assert found["weight_max"] is None
-    assert found["ess"]["value"] == pytest.approx(1 / 12)
-    assert found["difference"]["value"] is None and found["difference"]["note"]
+    theory = result_of(simple(far, near, [1.0] * 12, reward_S=np.ones(12)), **PLAINLY)["theory"]
+    assert theory["weight_max"] is None
+    assert theory["ess"]["value"] == pytest.approx(1 / 12)
+    assert theory["difference"]["value"] is None and theory["difference"]["note"]

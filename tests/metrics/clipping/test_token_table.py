@@ -44,8 +44,8 @@ def dense(slices: list[MaskedSlice], algorithm: int, sign: int, ids: int) -> pd.
         t = pd.DataFrame({"id": judged.gaps.column("response_ids_T"), "tokens": 1, "blocked": 1.0})
         t["mu"], t["pi"] = judged.gaps.q_N, np.exp(judged.gaps.logp_N)
         t["ratio"] = judged.ratio_N
-        kept = ~t.index.isin(judged.blocked[algorithm])
-        t.loc[kept, ["blocked", "mu", "pi", "ratio"]] = 0.0
+        is_kept_T = ~t.index.isin(judged.blocked[algorithm])
+        t.loc[is_kept_T, ["blocked", "mu", "pi", "ratio"]] = 0.0
         parts.append(t[judged.negative_N if sign == NEGATIVE else judged.positive_N])
     sums = pd.concat(parts).astype(np.float64).groupby("id").sum()
     return sums.reindex(np.arange(ids), fill_value=0.0)

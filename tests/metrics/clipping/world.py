@@ -59,6 +59,7 @@ def world(
     rescored = logits + 0.02 * rng.normal(size=logits.shape)
     now = rescored + 0.25 * rng.standard_t(3, logits.shape)
     fallen = rng.random(tokens) < 0.08
+    # Some tokens fall far, as after a step that went wrong
     now[np.flatnonzero(fallen), ids[fallen]] -= rng.exponential(3.0, int(fallen.sum()))
     logp = {"rollout": mu, "trainer": log_softmax(now), "recomputed": log_softmax(rescored)}
     levels = rng.choice([-1.3, -0.5, 0.0, 0.5, 0.7], responses)
@@ -131,17 +132,19 @@ def found_in(
     batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]
 ) -> dict[Rule, BatchValues]:
     """The result of the first pass."""
-    asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
-    gathering = FirstPass(batch_masks_of(asked))
+    over_batches = [
+        algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks
+    ]
+    gathering = FirstPass(batch_masks_of(over_batches))
     for batch in batches:
-        if asked and not Needs.of(asked).first_missing_in(batch):
-            add_to_first_pass(gathering, batch, Needs.of(asked), 0)
+        if over_batches and not Needs.of(over_batches).first_missing_in(batch):
+            add_to_first_pass(gathering, batch, Needs.of(over_batches), 0)
     return gathering.settle()
 
 
 def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:
-    found: dict[str, Any] = to_json(summarise(*batches, **question).result(blocked_tokens))
-    return found
+    result: dict[str, Any] = to_json(summarise(*batches, **question).result(blocked_tokens))
+    return result
 
 
 def is_estimate(value: Any) -> bool:
@@ -155,12 +158,12 @@ def estimates_in(result: Any) -> dict[str, dict[str, Any]]:
 
 def checked(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
     """The result, checked to be valid JSON in which every missing value has a reason."""
-    found = result_of(*batches, **question)
-    json.dumps(found, allow_nan=False)
-    for path, estimate in estimates_in(found).items():
+    result = result_of(*batches, **question)
+    json.dumps(result, allow_nan=False)
+    for path, estimate in estimates_in(result).items():
         assert estimate["value"] is not None or estimate["note"], path
-    return found
+    return result
 
 
-def row_of(found: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(row for row in found["algorithms"] if row["name"] == name)
+def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in result["algorithms"] if row["name"] == name)

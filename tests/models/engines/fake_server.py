@@ -47,7 +47,8 @@ class FakeServer:
                     self.end_headers()
                     self.wfile.write(content)
                 except OSError:
-                    self.close_connection = True  # the client has hung up
+                    # The client has hung up
+                    self.close_connection = True
 
             do_GET = do_POST
 
@@ -79,7 +80,8 @@ class FakeServer:
         self._server.server_close()
 
     def answered(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        if reply := self.reply(path, headers):
+        reply = self.reply(path, headers)
+        if reply:
             return reply
         status, content = self.honest(path, body)
         if path == COMPLETIONS and status == 200:
@@ -91,9 +93,10 @@ class FakeServer:
     def honest(self, path: str, body: bytes) -> tuple[int, bytes]:
         card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
         if path == COMPLETIONS:
-            asked = json.loads(body)
-            answer = reading(asked["prompt"]) if "prompt_logprobs" in asked else completion(asked)
-            return 200, json.dumps(answer).encode()
+            request = json.loads(body)
+            if "prompt_logprobs" in request:
+                return 200, json.dumps(reading(request["prompt"])).encode()
+            return 200, json.dumps(completion(request)).encode()
         pages = {
             "/v1/models": json.dumps({"data": [card]}).encode(),
             "/version": b'{"version": "0.99"}',
@@ -104,27 +107,26 @@ class FakeServer:
         return (200, pages[path]) if path in pages else (404, b"{}")
 
 
-def completion(asked: dict[str, Any]) -> dict[str, Any]:
+def completion(request: dict[str, Any]) -> dict[str, Any]:
     """As vLLM answers: the sampled token first, then ranks 1…K; processed log-probs, with −inf
     clipped.
     """
-    logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
-    if asked["top_k"] > 0:
-        logits_V[asked["top_k"] :] = -np.inf
+    logits_V = -0.05 * np.arange(VOCABULARY) / request["temperature"]
+    if request["top_k"] > 0:
+        logits_V[request["top_k"] :] = -np.inf
     logp_V = logits_V - np.logaddexp.reduce(logits_V)
-    rng = np.random.default_rng(asked["seed"])
-    ids = rng.choice(VOCABULARY, asked["max_tokens"], p=np.exp(logp_V)).tolist()
-    value_V, top = (
-        np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist(),
-        range(asked["logprobs"]),
-    )
-    logprobs = {
-        "tokens": [f"token_id:{i}" for i in ids],
-        "token_logprobs": [value_V[i] for i in ids],
-        "top_logprobs": [{f"token_id:{t}": value_V[t] for t in (i, *top)} for i in ids],
-    }
+    rng = np.random.default_rng(request["seed"])
+    ids = rng.choice(VOCABULARY, request["max_tokens"], p=np.exp(logp_V)).tolist()
+    value_V = np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist()
+    logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    for sampled in ids:
+        ranks = (sampled, *range(request["logprobs"]))
+        logprobs["tokens"].append(f"token_id:{sampled}")
+        logprobs["token_logprobs"].append(value_V[sampled])
+        logprobs["top_logprobs"].append({f"token_id:{i}": value_V[i] for i in ranks})
+    # A text that JSON escapes, and that looks like a token
     text = 'a \\ and "token_id:7": of its own'
-    return _answer(text=text, token_ids=ids, prompt_token_ids=asked["prompt"], logprobs=logprobs)
+    return _answer(text=text, token_ids=ids, prompt_token_ids=request["prompt"], logprobs=logprobs)
 
 
 def reading(prompt: list[int]) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, p
     """
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     plain, counts, taken = engine.sample(requests, lambda n: None), [], ([], [], [])
-    found = engine.sample_full(requests, [rows.append for rows in taken], counts.append)
+    rollouts = engine.sample_full(requests, [rows.append for rows in taken], counts.append)
     assert sum(counts) == 8
-    for rollout, rows in zip(found, taken, strict=False):
+    for rollout, rows in zip(rollouts, taken, strict=False):
         mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), logp_of(model, rollout, TRUNCATED)
         assert mu_TV.shape == expected_TV.shape == (len(rollout.response_ids), 2048)
         np.testing.assert_allclose(mu_TV.double().exp().sum(1), 1, atol=1e-5)
@@ -135,7 +135,7 @@ def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, p
         at_topk_TK = mu_TV.gather(1, torch.from_numpy(rollout.topk_ids_TK).long())
         assert np.array_equal(at_topk_TK, rollout.topk_logp_rollout_TK)
     # vLLM samples them in another batch: last bits
-    for whole, other in zip(found[:3], plain[:3], strict=True):
+    for whole, other in zip(rollouts[:3], plain[:3], strict=True):
         assert (
             whole.response_ids == other.response_ids and whole.finish_reason == other.finish_reason
         )
@@ -144,7 +144,7 @@ def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, p
         np.testing.assert_allclose(
             whole.topk_logp_rollout_TK, other.topk_logp_rollout_TK, atol=2e-5
         )
-    for same, other in zip(found[3:], plain[3:], strict=True):
+    for same, other in zip(rollouts[3:], plain[3:], strict=True):
         assert same.response_ids == other.response_ids
         assert np.array_equal(same.logp_rollout_T, other.logp_rollout_T)
 

@@ -76,22 +76,22 @@ def test_an_honest_answer_is_accepted(fake):
 
 def test_a_request_is_sent_with_its_own_settings(fake, monkeypatch):
     """Its sampling settings, if it has any, reach the server; other requests have the engine's."""
-    asked: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     sent = _server_http.Server.post
 
     async def noting(self: Any, path: str, body: dict[str, Any], most: int) -> Any:
-        asked.append(body)
+        bodies.append(body)
         return await sent(self, path, body, most)
 
     monkeypatch.setattr(_server_http.Server, "post", noting)
     engine, own = engine_at(fake), SamplingSettings(temperature=0.6, top_p=0.95, max_tokens=2)
-    asked.clear()
+    bodies.clear()
     mixed = [
         replace(request, sampling=own) if i % 2 else request for i, request in enumerate(REQUESTS)
     ]
     assert [len(r.response_ids) for r in sample(engine, mixed)] == [4, 2] * 3
-    told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}
-    assert [told[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
+    settings = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in bodies}
+    assert [settings[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
 
 
 def _ends_with(entry: Any) -> Change:
@@ -131,8 +131,8 @@ def test_recorded_tokens_are_read_only_by_an_honest_server(fake):
     engine = engine_at(fake)
     responses = [ForcedResponse([5, 6], [7, 8]), ForcedResponse([5], [8, 2047, 0])]
     expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
-    found = prefill_checked(engine, responses, [3, 4], lambda count: None)
-    for logp_T, response in zip(found, responses, strict=True):
+    logps = prefill_checked(engine, responses, [3, 4], lambda count: None)
+    for logp_T, response in zip(logps, responses, strict=True):
         np.testing.assert_allclose(logp_T, expected_V[response.response_ids], atol=1e-5)
     for change, message in READINGS:
         fake.tamper = changing(change)
@@ -364,9 +364,9 @@ def test_a_servers_settings_are_kept_only_if_they_are_plausible(fake):
     config = {"model_config": {"dtype": ["x"], "quantization": {"a": [1]}, "enforce_eager": True},
               "scheduler_config": {"max_num_seqs": [[]]}, "parallel_config": 5,
               "cache_config": None}  # fmt: skip
-    told = {"/server_info?config_format=json": json.dumps({"vllm_config": config}).encode(),
+    answers = {"/server_info?config_format=json": json.dumps({"vllm_config": config}).encode(),
             "/version": b'{"version": {"x": 1}}'}  # fmt: skip
-    fake.reply = lambda path, headers: (200, {}, told[path]) if path in told else None
+    fake.reply = lambda path, headers: (200, {}, answers[path]) if path in answers else None
     described = engine_at(fake).describe()
     assert described["enforce_eager"] is True
     assert (

@@ -117,17 +117,17 @@ def prefill(
     return prefill_checked(engine, responses, range(len(responses)), on_finished)
 
 
-def hold_equal(found: Sequence[Rollout], rollouts: Sequence[Rollout]) -> None:
-    for one, other in zip(found, rollouts, strict=True):
+def hold_equal(replays: Sequence[Rollout], rollouts: Sequence[Rollout]) -> None:
+    for one, other in zip(replays, rollouts, strict=True):
         assert (one.prompt_ids, one.response_ids) == (other.prompt_ids, other.response_ids)
         assert one.finish_reason == other.finish_reason
         for name in COLUMNS:
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
-def hold_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
+def hold_close(replays: Sequence[Any], expected: Sequence[Any]) -> None:
     """Compare log-probs in float32, here down to -30 nats."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(replays, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-6)
 
 
@@ -155,19 +155,19 @@ def test_a_replay_equals_sampling_to_the_bit(engine, sampling):
 
 def test_finished_and_truncated_responses_are_distinguished(engine):
     """A stop token ends a response only if it is the last token."""
-    found = replay(
+    replays = replay(
         engine, [ForcedResponse([5, 6, 7], ids) for ids in ([8, 1], [1, 8], [8, 1, 1], [9])]
     )
-    assert [r.finish_reason for r in found] == ["stop", "length", "stop", "length"]
+    assert [r.finish_reason for r in replays] == ["stop", "length", "stop", "length"]
 
 
 def test_improbable_tokens_are_read_as_plain_torch_reads_them(engine, model):
     """Decoded and in one pass, from one token to the full context, alone and among others."""
     correct = expected(model, FOREIGN)
     assert min(logp_T.min() for logp_T in correct if len(logp_T)) < -15
-    for found in (replay(engine, FOREIGN), replay(engine, FOREIGN, alone=True, cached=False)):
-        assert [r.response_ids for r in found] == [r.response_ids for r in FOREIGN]
-        hold_close(logps(found), correct)
+    for replays in (replay(engine, FOREIGN), replay(engine, FOREIGN, alone=True, cached=False)):
+        assert [r.response_ids for r in replays] == [r.response_ids for r in FOREIGN]
+        hold_close(logps(replays), correct)
     hold_close(prefill(engine, FOREIGN), correct)
 
 
@@ -176,29 +176,29 @@ def test_a_batch_of_one_and_a_cache_that_is_not_read(engine, rollouts, monkeypat
     """Inspects the requests to vLLM: one response at a time, and prompts that may use the cache
     or not.
     """
-    seen: list[Any] = []
+    batches: list[Any] = []
     on_vllm = hasattr(engine, "llm")
     if on_vllm:
         generate = engine.llm.generate
         monkeypatch.setattr(
-            engine.llm, "generate", lambda *a, **k: seen.append(generate(*a, **k)) or seen[-1]
+            engine.llm, "generate", lambda *a, **k: batches.append(generate(*a, **k)) or batches[-1]
         )
     for alone, cached in ((True, True), (False, False), (True, False), (False, True))[
         : 4 if on_vllm else 1
     ]:
-        seen.clear()
-        found = replay(engine, of(rollouts), alone=alone, cached=cached)
-        hold_close(logps(found), logps(rollouts))
-        assert not on_vllm or [len(outputs) for outputs in seen] == ([1] * 14 if alone else [14])
-        assert not on_vllm or (hits(seen) > 0) == cached
-    seen.clear()
+        batches.clear()
+        replays = replay(engine, of(rollouts), alone=alone, cached=cached)
+        hold_close(logps(replays), logps(rollouts))
+        assert not on_vllm or [len(outputs) for outputs in batches] == ([1] * 14 if alone else [14])
+        assert not on_vllm or (hits(batches) > 0) == cached
+    batches.clear()
     prefill(engine, of(rollouts))
-    assert hits(seen) == 0
+    assert hits(batches) == 0
 
 
-def hits(seen: list[Any]) -> int:
+def hits(batches: list[Any]) -> int:
     """Tokens that vLLM has read from its prefix cache."""
-    return sum(output.num_cached_tokens for outputs in seen for output in outputs)
+    return sum(output.num_cached_tokens for outputs in batches for output in outputs)
 
 
 def test_a_token_outside_the_support_has_probability_0(engine):
@@ -230,10 +230,10 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
     )
     chosen, steps = getattr(place, name), iter(range(99))
 
-    def failing(*given: Any) -> Any:
+    def failing(*arguments: Any) -> Any:
         if next(steps) == 6:
             raise RuntimeError("out of memory")
-        return chosen(*given)
+        return chosen(*arguments)
 
     monkeypatch.setattr(place, name, failing)
     with pytest.raises(
@@ -295,20 +295,20 @@ def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_pa
         hold_close(prefill(engine, FOREIGN), correct)
         if name == "hf":
             rollouts = sampled(engine)
-            found = replay(engine, of(rollouts))
-            hold_equal(found, rollouts)
-            for one, other in zip(found, rollouts, strict=True):
+            replays = replay(engine, of(rollouts))
+            hold_equal(replays, rollouts)
+            for one, other in zip(replays, rollouts, strict=True):
                 assert (one.routes_FMK is None) == (family == "gemma2")
                 assert np.array_equal(one.routes_FMK, other.routes_FMK)
         engine.close()
 
 
 def test_which_engines_read_again():
-    asked = {
+    abilities = {
         name: [engine_has(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")]
         for name in ("hf", "vllm", "server")
     }
-    assert asked == {
+    assert abilities == {
         "hf": [True, True, True],
         "vllm": [True, True, True],
         "server": [False, True, False],
@@ -350,8 +350,8 @@ class RunnerV2:
         return [self._answer(*pair) for pair in zip(prompts, parameters, strict=True)]
 
     def _answer(self, prompt: list[int], parameters: Any) -> Any:
-        told = (prompt[1:], self._drawn(parameters))
-        flat = [SimpleNamespace(token_ids=ids, logprobs=[-i for i in ids]) for ids in told]
+        ids_of_both = (prompt[1:], self._drawn(parameters))
+        flat = [SimpleNamespace(token_ids=ids, logprobs=[-i for i in ids]) for ids in ids_of_both]
         return SimpleNamespace(prompt_logprobs=flat[0], outputs=[SimpleNamespace(logprobs=flat[1])])
 
     def _drawn(self, parameters: Any) -> list[int]:
@@ -374,8 +374,8 @@ def test_on_a_gpu_vllm_replays_by_itself():
             and parameters.skip_reading_prefix_cache
         )
     llm.asked.clear()
-    found = prefill_recorded(llm, responses, plain, llm.ask)
-    assert [logp_T.tolist() for logp_T in found] == [[-7, -8, -1], [-4]]
+    logps = prefill_recorded(llm, responses, plain, llm.ask)
+    assert [logp_T.tolist() for logp_T in logps] == [[-7, -8, -1], [-4]]
     assert [prompts for prompts, _ in llm.asked] == [[[5, 6, 7, 8], [9]]] * 2
     for parameters in llm.asked[1][1]:
         parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)

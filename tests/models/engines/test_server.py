@@ -133,9 +133,9 @@ def test_recorded_tokens_are_read_in_one_pass(both, model):
     )  # with the prompt as long as the context
     for url in both:
         counts: list[int] = []
-        found = prefill_checked(engine_at(url), responses, range(9), counts.append)
+        logps = prefill_checked(engine_at(url), responses, range(9), counts.append)
         assert sum(counts) == 9
-        for logp_T, response in zip(found, responses, strict=True):
+        for logp_T, response in zip(logps, responses, strict=True):
             expected_T = at_sampled(logp_of(model, response, SamplingSettings()), response)
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
         with pytest.raises(

@@ -33,11 +33,11 @@ def test_rollouts_report_the_experts_of_the_layers_with_a_router(routes, monkeyp
         generate=lambda prompts, *_, **__: outputs * len(prompts),
     )
     engine = vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace())
-    (found,) = engine.sample([Request([1, 2, 3], 0)], lambda _: None)
+    (response,) = engine.sample([Request([1, 2, 3], 0)], lambda _: None)
     if not routes:
-        assert found.routes_FMK is None
+        assert response.routes_FMK is None
         return
-    assert found.routes_FMK.dtype == np.uint16
-    assert np.array_equal(found.routes_FMK, EXPERTS_OF_ALL_LAYERS[:, [0, 2]])
-    (found, *_) = engine.sample_full([Request([1, 2, 3], 0)], [lambda _: None], lambda _: None)
-    assert np.array_equal(found.routes_FMK, EXPERTS_OF_ALL_LAYERS[:, [0, 2]])
+    assert response.routes_FMK.dtype == np.uint16
+    assert np.array_equal(response.routes_FMK, EXPERTS_OF_ALL_LAYERS[:, [0, 2]])
+    (response, *_) = engine.sample_full([Request([1, 2, 3], 0)], [lambda _: None], lambda _: None)
+    assert np.array_equal(response.routes_FMK, EXPERTS_OF_ALL_LAYERS[:, [0, 2]])

@@ -33,10 +33,10 @@ def test_scores_are_those_of_the_cpu(
     hidden_TH, weight_VH = random_case(150, 500)
     target_T, query_TK = some_ids(150, 500)
     expected = score_hidden(hidden_TH, Head(weight_VH), target_T, query_TK, sampling)
-    found = score_hidden(
+    scores = score_hidden(
         hidden_TH.cuda(), Head(weight_VH.cuda()), target_T, query_TK, sampling, tile
     )
-    for column, exact in zip(found[:4], expected[:4], strict=True):
+    for column, exact in zip(scores[:4], expected[:4], strict=True):
         assert column.is_cuda and column.dtype == exact.dtype
         torch.testing.assert_close(column.cpu(), exact, rtol=1e-5, atol=1e-5)
 
@@ -44,9 +44,9 @@ def test_scores_are_those_of_the_cpu(
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_float32_gradients_are_exact_to_two_parts_in_a_million(steps: dict) -> None:
     case = make_case(**steps).to("cuda").to(torch.float32)
-    found, exact = ours(case, 0.7), reference(case.to(torch.float64), 0.7)
-    assert_same(found, exact, 2e-6)
-    assert max(errors(found, exact)) < 2e-6
+    gradients, exact = ours(case, 0.7), reference(case.to(torch.float64), 0.7)
+    assert_same(gradients, exact, 2e-6)
+    assert max(errors(gradients, exact)) < 2e-6
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
@@ -57,18 +57,22 @@ def test_half_precision_gradients_are_as_good_as_autograds(
 ) -> None:
     case = make_case(300, **steps).to("cuda").to(dtype)
     scaled = case._replace(coefficient_N=case.coefficient_N * scale)
-    found, exact = ours(case, row_tile=64, scale=scale), reference(scaled.to(torch.float64))
+    gradients, exact = ours(case, row_tile=64, scale=scale), reference(scaled.to(torch.float64))
     # Scaling before or after the slopes are rounded rounds different numbers (up to 9 % apart). A
     # result that is rounded twice shows as up to 30 %.
     tolerance = 1.01 if scale == 1 else 1.1
-    for error, limit in zip(errors(found, exact), errors(reference(scaled), exact), strict=True):
+    for error, limit in zip(
+        errors(gradients, exact), errors(reference(scaled), exact), strict=True
+    ):
         assert error <= tolerance * limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_known_log_probs_give_the_same_gradients(dtype: torch.dtype) -> None:
     case = make_case(300, **TRANSFORMS["everything"]).to("cuda").to(dtype)
-    known = logp_pass(case.hidden_NH, case.head, case.ids_N, COLD)
+    first_pass = logp_pass(case.hidden_NH, case.head, case.ids_N, COLD)
     assert_same(
-        ours(case, 0.7, first_pass=known), ours(case, 0.7), 1e-5 if dtype == torch.float32 else 1e-2
+        ours(case, 0.7, first_pass=first_pass),
+        ours(case, 0.7),
+        1e-5 if dtype == torch.float32 else 1e-2,
     )

@@ -99,9 +99,9 @@ def test_each_response_gets_its_own_divergence_and_no_other_number_changes(train
     ]
     mu = {i: rng.normal(size=(lengths[i], 2048)).astype(np.float32) for i in (1, 3)}
     mu = {i: torch.from_numpy(rows).log_softmax(1).numpy() for i, rows in mu.items()}
-    asked = [dataclasses.replace(r, logp_rollout_TV=mu.get(i)) for i, r in enumerate(plain)]
-    found, before = (trainer.score(requests, token_budget=256) for requests in (asked, plain))
-    for i, (scores, other) in enumerate(zip(found, before, strict=True)):
+    with_full = [dataclasses.replace(r, logp_rollout_TV=mu.get(i)) for i, r in enumerate(plain)]
+    after, before = (trainer.score(requests, token_budget=256) for requests in (with_full, plain))
+    for i, (scores, other) in enumerate(zip(after, before, strict=True)):
         assert np.array_equal(scores.logp_T, other.logp_T) and np.array_equal(
             scores.entropy_T, other.entropy_T
         )
@@ -117,7 +117,9 @@ def test_each_response_gets_its_own_divergence_and_no_other_number_changes(train
         tv_T, kl_T = reference(torch.from_numpy(mu[i]), logp_TV)
         np.testing.assert_allclose(scores.tv_full_T, tv_T, rtol=1e-4)
         np.testing.assert_allclose(scores.kl_full_T, kl_T, rtol=1e-4)
-    assert all(scores.tv_full_T is None for scores in trainer.score_again(asked, token_budget=256))
+    assert all(
+        scores.tv_full_T is None for scores in trainer.score_again(with_full, token_budget=256)
+    )
 
 
 def test_an_engine_with_more_tokens_is_refused(trainer):

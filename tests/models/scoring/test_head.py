@@ -337,8 +337,8 @@ def test_targets_whose_logits_the_small_product_rounds_differently_are_ranked_by
 
     monkeypatch.setattr(Head, "rows", other_rounding)
     monkeypatch.setattr(head_module, "score_full_rows", None)  # not needed
-    found = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
-    for column, exact in zip(found[:4], expected[:4], strict=True):
+    scores = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
+    for column, exact in zip(scores[:4], expected[:4], strict=True):
         assert torch.equal(column, exact)
 
 
@@ -355,9 +355,9 @@ def test_a_row_that_is_computed_again_replaces_itself(monkeypatch):
         return z + 10.0 * (torch.arange(len(z)) == 7) if z.dim() == 1 else z
 
     monkeypatch.setattr(head_module, "sampler_logits", differing)
-    found = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
+    scores = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
     for name in ("logp_T", "entropy_T", "rank_T", "logp_at_ids_TK"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+        torch.testing.assert_close(getattr(scores, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize(("width", "columns"), [(32, 32), (500, 400)])

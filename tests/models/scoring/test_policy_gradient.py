@@ -125,20 +125,20 @@ def ours(
     return Outcome(result.loss.detach(), result.logp_N, result.entropy_N, list(gradients))
 
 
-def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
+def assert_same(result: Outcome, expected: Outcome, tolerance: float) -> None:
     for column, exact in zip(
-        (*found[:3], *found.gradients), (*expected[:3], *expected.gradients), strict=True
+        (*result[:3], *result.gradients), (*expected[:3], *expected.gradients), strict=True
     ):
         assert column.shape == exact.shape and not column.requires_grad
         scale = max(1.0, exact.abs().max().item())
         torch.testing.assert_close(column.double(), exact.double(), rtol=0, atol=tolerance * scale)
 
 
-def errors(found: Outcome, exact: Outcome) -> list[float]:
+def errors(result: Outcome, exact: Outcome) -> list[float]:
     """Relative distance of each gradient."""
     return [
         ((a.double() - b.double()).norm() / b.double().norm()).item()
-        for a, b in zip(found.gradients, exact.gradients, strict=True)
+        for a, b in zip(result.gradients, exact.gradients, strict=True)
     ]
 
 
@@ -153,22 +153,22 @@ def test_float64_gradients_are_those_of_autograd(steps: dict, temperature: float
 def test_float32_gradients_are_exact_to_two_parts_in_a_million(steps: dict) -> None:
     case = make_case(**steps)
     rounded = case.to(torch.float32)
-    found = ours(rounded, 0.7)
-    assert {x.dtype for x in (*found[:3], *found.gradients)} == {torch.float32}
+    result = ours(rounded, 0.7)
+    assert {x.dtype for x in (*result[:3], *result.gradients)} == {torch.float32}
     exact = reference(rounded.to(torch.float64), 0.7)
-    assert_same(found, exact, 2e-6)
-    assert max(errors(found, exact)) < 2e-6
+    assert_same(result, exact, 2e-6)
+    assert max(errors(result, exact)) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_half_precision_gradients_are_as_good_as_autograds(steps: dict, dtype: torch.dtype) -> None:
     case = make_case(300, **steps).to(dtype)
-    found, exact = ours(case, row_tile=64), reference(case.to(torch.float64))
-    assert [x.dtype for x in found.gradients] == [dtype] * len(case.leaves)
-    for error, limit in zip(errors(found, exact), errors(reference(case), exact), strict=True):
+    result, exact = ours(case, row_tile=64), reference(case.to(torch.float64))
+    assert [x.dtype for x in result.gradients] == [dtype] * len(case.leaves)
+    for error, limit in zip(errors(result, exact), errors(reference(case), exact), strict=True):
         assert error <= 1.01 * limit
-    assert found.logp_N.dtype == found.loss.dtype == torch.float32
+    assert result.logp_N.dtype == result.loss.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -179,9 +179,9 @@ def test_log_prob_and_entropy_are_those_of_the_scoring_head(
     case = make_case(**steps).to(dtype)
     sampling = SamplingSettings(temperature=0.8)
     scores = score_hidden(case.hidden_NH, case.head, case.ids_N, case.ids_N[:, None], sampling)
-    found = ours(case, 0.8)
-    torch.testing.assert_close(found.logp_N, scores.logp_T, atol=2e-6, rtol=2e-7)
-    torch.testing.assert_close(found.entropy_N, scores.entropy_T, atol=2e-6, rtol=1e-6)
+    result = ours(case, 0.8)
+    torch.testing.assert_close(result.logp_N, scores.logp_T, atol=2e-6, rtol=2e-7)
+    torch.testing.assert_close(result.entropy_N, scores.entropy_T, atol=2e-6, rtol=1e-6)
     passed = logp_pass(case.hidden_NH, case.head, case.ids_N, sampling)
     assert torch.equal(passed.logp_N, scores.logp_T) and not passed.logp_N.is_inference()
     assert torch.equal(passed.entropy_N, scores.entropy_T) and not passed.entropy_N.is_inference()
@@ -191,11 +191,14 @@ def test_log_prob_and_entropy_are_those_of_the_scoring_head(
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_known_log_probs_give_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
     case = make_case(300, **steps).to(dtype)
-    known = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
-    found, expected = ours(case, 0.8, row_tile=64, first_pass=known), ours(case, 0.8, row_tile=64)
-    assert_same(found, expected, 1e-5)
+    first_pass = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
+    result, expected = (
+        ours(case, 0.8, row_tile=64, first_pass=first_pass),
+        ours(case, 0.8, row_tile=64),
+    )
+    assert_same(result, expected, 1e-5)
     if dtype != torch.bfloat16:
-        assert torch.equal(found.logp_N.float(), known.logp_N)
+        assert torch.equal(result.logp_N.float(), first_pass.logp_N)
 
 
 def test_a_target_outside_the_support_is_computed_again() -> None:
@@ -205,17 +208,17 @@ def test_a_target_outside_the_support_is_computed_again() -> None:
     bias_V = torch.zeros(len(weight_VH), dtype=weight_VH.dtype)
     bias_V[case.ids_N[0]] = -torch.inf
     hidden_NH, head = case.hidden_NH.detach(), Head(weight_VH, bias_V)
-    known = logp_pass(hidden_NH, head, case.ids_N, PLAIN)
-    assert known.logp_N[0] == -torch.inf
+    first_pass = logp_pass(hidden_NH, head, case.ids_N, PLAIN)
+    assert first_pass.logp_N[0] == -torch.inf
     coefficient_N = (case.ids_N != case.ids_N[0]).to(weight_VH.dtype)
 
-    def gradient(known: LogpPass | None) -> torch.Tensor:
+    def gradient(first_pass: LogpPass | None) -> torch.Tensor:
         leaf_NH = hidden_NH.clone().requires_grad_()
         rule = lambda rows, _: coefficient_N[rows]  # noqa: E731
-        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, first_pass=known)
+        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, first_pass=first_pass)
         return torch.autograd.grad(result.loss, leaf_NH)[0]
 
-    torch.testing.assert_close(gradient(known), gradient(None), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradient(first_pass), gradient(None), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("row_tile", [1, 7, 64, 70, 1000])
@@ -236,12 +239,12 @@ def test_the_number_of_rows_in_cache_does_not_change_a_bit(monkeypatch: pytest.M
     for logits, least in ((0, 1), (0, 4), (1 << 20, 4)):
         monkeypatch.setattr(policy_gradient, "CPU_LOGITS", logits)
         monkeypatch.setattr(policy_gradient, "LEAST_CPU_ROWS", least)
-        found = ours(case)
-        assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(
-            found.entropy_N, expected.entropy_N
+        result = ours(case)
+        assert torch.equal(result.logp_N, expected.logp_N) and torch.equal(
+            result.entropy_N, expected.entropy_N
         )
         assert all(
-            torch.equal(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True)
+            torch.equal(a, b) for a, b in zip(result.gradients, expected.gradients, strict=True)
         )
 
 
@@ -268,10 +271,10 @@ def test_logits_of_minus_infinity_are_outside_the_vocabulary() -> None:
     small = Case(
         case.hidden_NH, case.head.rows(slice(0, 400)), case.ids_N % 400, case.coefficient_N
     ).to(torch.float64)
-    found, expected = ours(case._replace(ids_N=case.ids_N % 400)), reference(small)
-    torch.testing.assert_close(found.entropy_N, expected.entropy_N, atol=1e-12, rtol=0)
-    torch.testing.assert_close(found.gradients[1][:400], expected.gradients[1], atol=1e-12, rtol=0)
-    assert (found.gradients[1][400:] == 0).all()
+    result, expected = ours(case._replace(ids_N=case.ids_N % 400)), reference(small)
+    torch.testing.assert_close(result.entropy_N, expected.entropy_N, atol=1e-12, rtol=0)
+    torch.testing.assert_close(result.gradients[1][:400], expected.gradients[1], atol=1e-12, rtol=0)
+    assert (result.gradients[1][400:] == 0).all()
     outside = ours(case._replace(ids_N=torch.full((70,), 450), coefficient_N=torch.zeros(70)))
     assert (
         (outside.logp_N == -torch.inf).all()
@@ -282,20 +285,20 @@ def test_logits_of_minus_infinity_are_outside_the_vocabulary() -> None:
 
 def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
     case = make_case()
-    seen: list[tuple[slice, Tensor]] = []
+    tiles: list[tuple[slice, Tensor]] = []
 
     def ratio(rows: slice, logp_R: Tensor) -> Tensor:
         assert not torch.is_grad_enabled()
-        seen.append((rows, logp_R.clone()))
+        tiles.append((rows, logp_R.clone()))
         return logp_R.exp() * case.coefficient_N[rows]
 
     result = policy_gradient_loss(case.hidden_NH, case.head, case.ids_N, ratio, PLAIN, row_tile=32)
-    assert [rows for rows, _ in seen] == [slice(0, 32), slice(32, 64), slice(64, 70)]
-    assert torch.equal(torch.cat([logp for _, logp in seen]), result.logp_N)
-    found = list(torch.autograd.grad(result.loss, case.leaves))
+    assert [rows for rows, _ in tiles] == [slice(0, 32), slice(32, 64), slice(64, 70)]
+    assert torch.equal(torch.cat([logp for _, logp in tiles]), result.logp_N)
+    gradients = list(torch.autograd.grad(result.loss, case.leaves))
     expected = reference(case._replace(coefficient_N=result.logp_N.exp() * case.coefficient_N))
     assert_same(
-        Outcome(result.loss.detach(), result.logp_N, result.entropy_N, found), expected, 1e-10
+        Outcome(result.loss.detach(), result.logp_N, result.entropy_N, gradients), expected, 1e-10
     )
 
 
@@ -335,8 +338,8 @@ def test_a_token_without_coefficient_cannot_spoil_the_others(bad: float) -> None
     with torch.no_grad():
         case.hidden_NH[3] = bad
     case.coefficient_N[3] = 0
-    for found, exact in zip(ours(case).gradients, expected.gradients, strict=True):
-        assert torch.equal(found, exact)
+    for gradient, exact in zip(ours(case).gradients, expected.gradients, strict=True):
+        assert torch.equal(gradient, exact)
     nothing = ours(case._replace(coefficient_N=torch.zeros(70)))
     assert nothing.loss == 0 and all((x == 0).all() for x in nothing.gradients)
 
@@ -344,21 +347,21 @@ def test_a_token_without_coefficient_cannot_spoil_the_others(bad: float) -> None
 def test_a_broken_token_with_a_coefficient_is_not_silent() -> None:
     case = make_case().to(torch.float32)
     case.coefficient_N[5] = torch.nan
-    found = ours(case)
+    result = ours(case)
     assert (
-        found.loss.isnan()
-        and found.gradients[0][5].isnan().all()
-        and found.gradients[1].isnan().all()
+        result.loss.isnan()
+        and result.gradients[0][5].isnan().all()
+        and result.gradients[1].isnan().all()
     )
-    assert found.gradients[0][6].isfinite().all()
+    assert result.gradients[0][6].isfinite().all()
 
 
 def test_no_tokens() -> None:
     case = make_case(tokens=0, bias_V=True)
-    found = ours(case)
-    assert found.loss == 0 and found.logp_N.shape == found.entropy_N.shape == (0,)
-    assert [x.shape for x in found.gradients] == [x.shape for x in case.leaves]
-    assert all((x == 0).all() for x in found.gradients)
+    result = ours(case)
+    assert result.loss == 0 and result.logp_N.shape == result.entropy_N.shape == (0,)
+    assert [x.shape for x in result.gradients] == [x.shape for x in case.leaves]
+    assert all((x == 0).all() for x in result.gradients)
 
 
 def test_float16_with_loss_scaling_neither_loses_small_gradients_nor_hides_overflow() -> None:
@@ -366,8 +369,8 @@ def test_float16_with_loss_scaling_neither_loses_small_gradients_nor_hides_overf
     # Below float16 without the scaling
     small = case._replace(coefficient_N=case.coefficient_N * 1e-6)
     exact = reference(small.to(torch.float64))
-    found = ours(small, scale=2.0**16)
-    unscaled = found._replace(gradients=[x.double() / 2**16 for x in found.gradients])
+    result = ours(small, scale=2.0**16)
+    unscaled = result._replace(gradients=[x.double() / 2**16 for x in result.gradients])
     assert max(errors(unscaled, exact)) < 0.01
     overflown = ours(case, scale=2.0**20)
     assert all(x.isinf().any() for x in overflown.gradients)
@@ -415,9 +418,9 @@ def test_a_float32_head_of_a_bfloat16_model() -> None:
         lambda rows, _: case.coefficient_N[rows],
         PLAIN,
     )
-    found = torch.autograd.grad(result.loss, case.leaves)
-    assert [x.dtype for x in found] == [torch.bfloat16] * 2
-    for gradient, exact in zip(found, reference(case.to(torch.float64)).gradients, strict=True):
+    gradients = torch.autograd.grad(result.loss, case.leaves)
+    assert [x.dtype for x in gradients] == [torch.bfloat16] * 2
+    for gradient, exact in zip(gradients, reference(case.to(torch.float64)).gradients, strict=True):
         torch.testing.assert_close(gradient.double(), exact, rtol=2**-8, atol=1e-4)
 
 

@@ -67,14 +67,14 @@ def batch() -> Batch:
     recomputed_TV = (exact_TV + 0.4 * torch.randn_like(exact_TV)).log_softmax(-1)
     rollout_TV = (recomputed_TV + 0.2 * torch.randn_like(exact_TV)).log_softmax(-1)
     rollout_TV[: LENGTHS[0]] = recomputed_TV[: LENGTHS[0]]  # one response without an engine gap
-    given = policies_of((rollout_TV, exact_TV, recomputed_TV), response_ids_T, LENGTHS)
+    policies = policies_of((rollout_TV, exact_TV, recomputed_TV), response_ids_T, LENGTHS)
     advantage_S = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)
     return Batch(
         model,
         ids_SL[:, :-1],
         response_ids_T,
-        given,
-        advantage_S[given.responses.response_T],
+        policies,
+        advantage_S[policies.responses.response_T],
         logp_TV.gather(1, response_ids_T[:, None])[:, 0],
     )
 
@@ -89,10 +89,10 @@ def in_one_pass(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor],
     """The rule of a row that looks only at one token and its sampled log-probs: known as soon as
     the tile is.
     """
-    given = batch.policies
+    policies = batch.policies
 
     def rule(rows: slice, logp_R: Tensor) -> Tensor:
-        anchors = given.rollout[rows], logp_R, given.recomputed[rows]
+        anchors = policies.rollout[rows], logp_R, policies.recomputed[rows]
         tile = Policies(*anchors, torch.tensor([0, len(logp_R)]))
         return coefficient_T(algorithm, tile, batch.advantage_T[rows])
 
@@ -103,11 +103,11 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
     """The rule of a row that looks at whole responses or at top-K log-probs: the scoring head
     comes first.
     """
-    given, hidden_TH = batch.policies, batch.hidden_TH().detach()
+    policies, hidden_TH = batch.policies, batch.hidden_TH().detach()
     logp_T = logp_pass(hidden_TH, batch.head, batch.response_ids_T, PLAIN).logp_N.double()
-    scores = score_hidden(hidden_TH, batch.head, batch.response_ids_T, given.topk.ids_TK, PLAIN)
-    topk = replace(given.topk, trainer=scores.logp_at_ids_TK.double())
-    scored = replace(given, trainer=logp_T, topk=topk)
+    scores = score_hidden(hidden_TH, batch.head, batch.response_ids_T, policies.topk.ids_TK, PLAIN)
+    topk = replace(policies.topk, trainer=scores.logp_at_ids_TK.double())
+    scored = replace(policies, trainer=logp_T, topk=topk)
     coefficient = coefficient_T(algorithm, scored, batch.advantage_T)
     return lambda rows, _: coefficient[rows]
 
@@ -127,8 +127,8 @@ def test_every_algorithm_on_a_tied_model_is_autograd_of_its_loss(name: str, batc
         batch.hidden_TH(), batch.head, batch.response_ids_T, rule, PLAIN, row_tile=16
     )
     torch.testing.assert_close(result.logp_N, batch.policies.trainer, atol=1e-10, rtol=0)
-    for key, found in parameter_gradients(batch, result.loss).items():
+    for key, gradient in parameter_gradients(batch, result.loss).items():
         tolerance = (1e-10 if one_pass else 1e-5) * expected[key].abs().max().item()
         torch.testing.assert_close(
-            found, expected[key], atol=tolerance, rtol=0, msg=lambda m, key=key: f"{key}: {m}"
+            gradient, expected[key], atol=tolerance, rtol=0, msg=lambda m, key=key: f"{key}: {m}"
         )

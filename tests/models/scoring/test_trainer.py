@@ -98,12 +98,12 @@ def test_batches_results_in_order_and_padding_within_rounding(
 ) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     requests = requests_for(rng, 512, (5, 0, 40, 12, 1, 33, 8))
-    told: list[int] = []
-    got = trainer.score(requests, token_budget=100, on_scored=told.extend)
-    assert sorted(told) == list(range(len(requests)))
-    told.clear()
-    trainer.score_again(requests, token_budget=100, rows=[0, 2, 3], on_scored=told.extend)
-    assert sorted(told) == [0, 2, 3]
+    progress: list[int] = []
+    got = trainer.score(requests, token_budget=100, on_scored=progress.extend)
+    assert sorted(progress) == list(range(len(requests)))
+    progress.clear()
+    trainer.score_again(requests, token_budget=100, rows=[0, 2, 3], on_scored=progress.extend)
+    assert sorted(progress) == [0, 2, 3]
     for scores, request in zip(got, requests, strict=True):
         assert scores.logp_T.dtype == scores.entropy_T.dtype == np.float32
         assert scores.rank_T.dtype == np.int32
@@ -300,8 +300,8 @@ def test_a_scale_of_0_or_1_in_a_config_scales_nothing(
 ) -> None:
     text = SimpleNamespace(logit_scale=scale)
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-    found = list(candidates(model, torch.zeros(3, 2), None))
-    assert [(head.multiplier, head.divisor) for head in found] == heads
+    heads_read = list(candidates(model, torch.zeros(3, 2), None))
+    assert [(head.multiplier, head.divisor) for head in heads_read] == heads
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def test_responses_that_end_without_an_answer_are_counted_apart():
     with Grader(lambda ids: texts[ids[0]]) as grader:
         assert grader.rewards([Problem(0, "2 + 2?", "4")] * 4, rollouts) == [1, 0, 0, 0]
         assert (grader.stated, grader.unstated) == (2, 1)
-        kept = grader.state_dict()
-        assert kept["unstated"] == 1
+        state = grader.state_dict()
+        assert state["unstated"] == 1
         grader.load_state_dict({"given_up": [], "timeouts": 0})
         assert grader.unstated == 0
     assert without_answer(1, 4) == (

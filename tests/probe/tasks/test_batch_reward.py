@@ -130,7 +130,7 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
         AnsweredResponse(said, None, "Tom has 3 apples.", "stop")
         for said in ("Tom has 7 apples.", "7 7 (")
     ]
-    found = [reward.grade_all(rows), reward.grade_all(rows)]
+    grades = [reward.grade_all(rows), reward.grade_all(rows)]
     reward.child.stop()
     model, tokenizer, expected = load_causal_lm(name, dtype="float32"), load_tokenizer(name), []
     for response, _, problem, *_ in rows:
@@ -140,8 +140,8 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
         expected.append(logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None]).mean().item())
-    assert found[0] == found[1] == pytest.approx(expected, abs=1e-4)
-    assert found[0][0] > found[0][1] and all(map(math.isfinite, found[0]))
+    assert grades[0] == grades[1] == pytest.approx(expected, abs=1e-4)
+    assert grades[0][0] > grades[0][1] and all(map(math.isfinite, grades[0]))
 
 
 @pytest.mark.slow

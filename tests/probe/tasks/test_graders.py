@@ -100,12 +100,12 @@ def test_the_next_command_of_curate_keeps_the_grader():
 
 def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch):
     """A file that says otherwise does not change a run that is resumed."""
-    asked = tmp_path / "oat.toml"
-    asked.write_text('grader = "oat"\n')
+    grader_file = tmp_path / "oat.toml"
+    grader_file.write_text('grader = "oat"\n')
     folder = tmp_path / "run"
     recorded = ["probe", "--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2"]
     recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
-    assert run([*recorded, "--config", str(asked)]) == 0
+    assert run([*recorded, "--config", str(grader_file)]) == 0
     assert read_manifest(folder / "trace")["config"]["grader"] == "oat"
     monkeypatch.setenv("MISMATCH_GRADER", "verl")
     assert run(["probe", "--resume", "--quiet", "-o", str(folder)]) == 0

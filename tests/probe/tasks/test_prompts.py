@@ -61,11 +61,11 @@ SYSTEM, USER, ASSISTANT = (
 def test_the_model_s_template_renders_chat_messages(tmp_path, ending):
     """In `prompt` as in TRL's and verl's files; the result equals the tokenizer's own."""
     rows = [{"prompt": [USER | {"name": None}]}, {"prompt": [SYSTEM, USER, ASSISTANT, USER]}]
-    found = load_problems(PromptSource(write(tmp_path / f"p.{ending}", rows)))
-    assert [p.prompt for p in found] == [[USER], [SYSTEM, USER, ASSISTANT, USER]]
+    problems = load_problems(PromptSource(write(tmp_path / f"p.{ending}", rows)))
+    assert [p.prompt for p in problems] == [[USER], [SYSTEM, USER, ASSISTANT, USER]]
     tokenizer = load_tokenizer(str(bundled("model")))
-    encoded = encode_prompts(found, tokenizer, max_model_len=1000)
-    for ids, problem in zip(encoded.prompt_ids, found, strict=True):
+    encoded = encode_prompts(problems, tokenizer, max_model_len=1000)
+    for ids, problem in zip(encoded.prompt_ids, problems, strict=True):
         text = tokenizer.apply_chat_template(
             problem.prompt, add_generation_prompt=True, tokenize=False
         )
@@ -78,8 +78,8 @@ def test_a_conversation_needs_a_chat_template():
         texts = encode_prompts(
             problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99
         )
-        found = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
-        assert found.prompt_ids == texts.prompt_ids  # a single user message is a text
+        prompts = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
+        assert prompts.prompt_ids == texts.prompt_ids  # a single user message is a text
         with pytest.raises(
             MismatchError,
             match=rf"Prompt 1 is a conversation .system, user., .*template is {template}",
@@ -302,9 +302,9 @@ def test_a_chat_template_that_fails_or_never_ends_is_reported_with_its_prompt(
     )
     began, before = time.monotonic(), children()
     message = f"model's chat template {said}.* on prompt [01].*--prompt-template raw"
-    with pytest.raises(MismatchError, match=message) as told:
+    with pytest.raises(MismatchError, match=message) as error:
         encode_prompts(problems("0", "1", "2"), tokenizer, template="chat", max_model_len=100)
-    assert "\n" not in str(told.value) and time.monotonic() - began < 10
+    assert "\n" not in str(error.value) and time.monotonic() - began < 10
     assert children() <= before  # no process is left
 
 

@@ -53,18 +53,18 @@ def test_each_problem_occurs_once_under_the_number_of_its_first_row(tmp_path, ki
     where = saved(tmp_path, kind, ROWS)
     everything = load_problems(PromptSource(where))
     assert [p.prompt_id for p in everything] == list(range(8))
-    found = load_problems(PromptSource(where, unique=True))
-    assert [(p.prompt_id, p.answer) for p in found] == [(0, "1"), (1, "2"), (3, "3"), (5, "7")]
-    assert [p for p in everything if p.prompt_id in (0, 1, 3, 5)] == found
-    assert answered_differently(found) == 2  # What is 1 + 1?
+    problems = load_problems(PromptSource(where, unique=True))
+    assert [(p.prompt_id, p.answer) for p in problems] == [(0, "1"), (1, "2"), (3, "3"), (5, "7")]
+    assert [p for p in everything if p.prompt_id in (0, 1, 3, 5)] == problems
+    assert answered_differently(problems) == 2  # What is 1 + 1?
     assert len(load_problems(PromptSource(where, unique=True, limit=3))) == 3
 
 
 def test_other_fields_do_not_tell_rows_apart(tmp_path):
     rows = [dapo_row(0) | {"solution": str(i), "extra_info": {"index": str(i)}} for i in range(3)]
     assert len(load_problems(PromptSource(saved(tmp_path, "parquet", rows), unique=True))) == 1
-    asked = PromptSource(saved(tmp_path, "jsonl", rows), answer_field="solution", unique=True)
-    assert len(load_problems(asked)) == 3
+    source = PromptSource(saved(tmp_path, "jsonl", rows), answer_field="solution", unique=True)
+    assert len(load_problems(source)) == 3
 
 
 def test_texts_are_not_mistaken_for_each_other():
@@ -100,6 +100,6 @@ def test_many_repeated_rows():
     rows = pa.Table.from_pylist([dapo_row(i, content=contents[i]) for i in range(2000)])
     table = pa.concat_tables([rows] * 100).combine_chunks()
     portions = [table.slice(start, 2**16) for start in range(0, len(table), 2**16)]
-    found = list(first_of_each(portions, ["prompt", "reward_model.ground_truth"]))
-    made = [n for n, _ in found]
-    assert made == list(range(2000)) and found[7][1] == dapo_row(7, content=contents[7])
+    firsts = list(first_of_each(portions, ["prompt", "reward_model.ground_truth"]))
+    made = [n for n, _ in firsts]
+    assert made == list(range(2000)) and firsts[7][1] == dapo_row(7, content=contents[7])

@@ -33,14 +33,15 @@ def launched(*arguments: str, ranks: int) -> Forked:
 
 def ranks_of(launcher: int) -> dict[int, int]:
     """The process of each rank that has started, a fork or a new Python."""
-    found = {}
+    ranks = {}
     for child in psutil.Process(launcher).children():
-        with suppress(psutil.Error):  # it has just ended
+        # It has just ended
+        with suppress(psutil.Error):
             kind, _, number = child.name().partition(" ")
             rank = number if kind == "rank" else child.environ().get("RANK")
             if rank:
-                found[int(rank)] = child.pid
-    return found
+                ranks[int(rank)] = child.pid
+    return ranks
 
 
 class _Rank:
@@ -70,10 +71,12 @@ class _Rank:
 
     def wait(self, timeout: float) -> int:
         until = time.monotonic() + timeout
-        while (code := self.poll()) is None:
+        code = self.poll()
+        while code is None:
             if time.monotonic() > until:
                 raise subprocess.TimeoutExpired("rank", timeout)
             time.sleep(0.02)
+            code = self.poll()
         return code
 
 
@@ -81,11 +84,12 @@ def _serve(orders: int) -> None:
     with os.fdopen(orders) as file:
         order = file.read()
     if not order:
-        os._exit(0)  # not needed
-    found = json.loads(order)
+        # It is not needed
+        os._exit(0)
+    request = json.loads(order)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(_NAME, f"rank {found['env']['RANK']}".encode(), 0, 0, 0)
-    become(found)
+    ctypes.CDLL(None).prctl(_NAME, f"rank {request['env']['RANK']}".encode(), 0, 0, 0)
+    become(request)
 
 
 def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:

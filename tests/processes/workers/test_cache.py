@@ -74,30 +74,30 @@ def two_in_a_portion(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_in_a_portion")
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
-    study, kept = STUDIES[name], Workers(cache=tmp_path / "cache")
+    study, workers = STUDIES[name], Workers(cache=tmp_path / "cache")
     for shards in (1, 2, 4, 5):
         trace = part_of(whole, tmp_path / "growing", shards)
         expected = json.dumps(study([trace], Workers()).to_json())
         read.clear()
-        assert json.dumps(study([trace], kept).to_json()) == expected, shards
+        assert json.dumps(study([trace], workers).to_json()) == expected, shards
         if name != "compare":  # a comparison changes with the trace
             new = {1: ["00000"], 2: ["00001"], 4: ["00002", "00003"], 5: ["00004"]}[shards]
             assert read == [f"shard-{number}.parquet" for number in new]
         read.clear()
-        assert json.dumps(study([trace], kept).to_json()) == expected
+        assert json.dumps(study([trace], workers).to_json()) == expected
         assert read == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_in_a_portion")
 def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
-    trace, kept = Trace.open(whole), Workers(cache=tmp_path / "cache")
+    trace, workers = Trace.open(whole), Workers(cache=tmp_path / "cache")
 
     def reread() -> list[str]:
         read.clear()
-        found = json.dumps(analyse_mismatch([Trace.open(whole)], 5, kept).to_json())
+        result = json.dumps(analyse_mismatch([Trace.open(whole)], 5, workers).to_json())
         shards = list(read)
-        assert found == json.dumps(analyse_mismatch([Trace.open(whole)], 5).to_json())
+        assert result == json.dumps(analyse_mismatch([Trace.open(whole)], 5).to_json())
         return sorted(name[6:11] for name in shards)
 
     assert reread() == ["00000", "00001", "00002", "00003", "00004"]
@@ -149,18 +149,18 @@ def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
     (tmp_path / "without" / path.name).unlink()
     content = path.read_bytes()
     path.write_bytes(content[:100] + bytes(2000) + content[2100:])
-    found = STUDIES[name](
+    result = STUDIES[name](
         [Trace.open(whole, skip_broken=True)], Workers(skip_broken=True)
     ).to_json()
     expected = STUDIES[name]([Trace.open(tmp_path / "without")], Workers()).to_json()
     changed = {"traces", "about", "suspects"}
     if name == "compare":
-        assert found["comparisons"] == expected["comparisons"]
-        assert [side["summary"] for side in found["traces"]] == [
+        assert result["comparisons"] == expected["comparisons"]
+        assert [side["summary"] for side in result["traces"]] == [
             side["summary"] for side in expected["traces"]
         ]
     else:
-        assert {k: v for k, v in found.items() if k not in changed} == {
+        assert {k: v for k, v in result.items() if k not in changed} == {
             k: v for k, v in expected.items() if k not in changed
         }
     assert sum(map(len, token_tables([Trace.open(whole, skip_broken=True)]))) == sum(
@@ -169,7 +169,7 @@ def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
 
 
 def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path):
-    kept, mask = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
+    workers, mask = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
     blocked = []
     for limit in ("1.0", "1e10"):
         mask.write_text(
@@ -178,10 +178,10 @@ def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path):
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )
         trust_regions.find.cache_clear()  # as in a new process
-        found = analyse_clipping(
-            [Trace.open(whole)], [parse_algorithm(str(mask))], workers=kept
+        result = analyse_clipping(
+            [Trace.open(whole)], [parse_algorithm(str(mask))], workers=workers
         ).to_json()
-        blocked.append(found["algorithms"][0]["blocked"]["all"]["value"])
+        blocked.append(result["algorithms"][0]["blocked"]["all"]["value"])
     assert blocked[0] > 0 and blocked[1] == 0
 
 
@@ -204,11 +204,11 @@ def test_a_skipped_shard_is_not_forgotten(whole, tmp_path):
     path.write_bytes(content[:100] + bytes(2000) + content[2100:])
     for _ in range(2):
         skipping = Trace.open(whole, skip_broken=True)
-        found = analyse_mismatch([skipping], 5, Workers(cache=cache, skip_broken=True)).to_json()
-        assert list(found["about"]["partial"][0]["broken_shards"]) == ["shard-00001.parquet"]
-        assert found["pairs"]["total"]["counts"]["responses"] == 48
+        result = analyse_mismatch([skipping], 5, Workers(cache=cache, skip_broken=True)).to_json()
+        assert list(result["about"]["partial"][0]["broken_shards"]) == ["shard-00001.parquet"]
+        assert result["pairs"]["total"]["counts"]["responses"] == 48
     with pytest.raises(reader.DamagedShard):
         analyse_mismatch([Trace.open(whole)], 5, Workers(cache=cache))
     path.write_bytes(content)
-    found = analyse_mismatch([Trace.open(whole)], 5, Workers(cache=cache)).to_json()
-    assert found["pairs"]["total"]["counts"]["responses"] == 60 and not found["about"]["partial"]
+    result = analyse_mismatch([Trace.open(whole)], 5, Workers(cache=cache)).to_json()
+    assert result["pairs"]["total"]["counts"]["responses"] == 60 and not result["about"]["partial"]

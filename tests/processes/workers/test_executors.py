@@ -64,14 +64,14 @@ def test_a_portion_ends_with_the_shard_that_makes_it_large_enough(two_traces, mo
     sizes = [path.stat().st_size for path in two_traces[0].shards]
     monkeypatch.setattr(portions_module, "PORTION_BYTES", sizes[0] + 1)
     first, second = two_traces
-    found = portions(two_traces)
-    assert [path for portion in found for path in portion.shards] == [*first.shards, *second.shards]
-    assert {portion.folder: portion.trace for portion in found} == {
+    cuts = portions(two_traces)
+    assert [path for portion in cuts for path in portion.shards] == [*first.shards, *second.shards]
+    assert {portion.folder: portion.trace for portion in cuts} == {
         first.folder: 0,
         second.folder: 1,
     }
-    assert len(found[0].shards) >= 2
-    for portion in found:
+    assert len(cuts[0].shards) >= 2
+    for portion in cuts:
         size = sum(path.stat().st_size for path in portion.shards)
         last = portion.shards[-1]
         assert size - last.stat().st_size <= sizes[0]
@@ -83,17 +83,17 @@ def test_one_rank_s_shards_move_no_boundary_of_another(two_traces, tmp_path):
     folder, (content, *_) = tmp_path / "ranks", (path.read_bytes() for path in two_traces[1].shards)
     folder.mkdir()
     shutil.copy(two_traces[1].folder / "manifest.json", folder)
-    found = []
+    boundaries = []
     for number in range(4):
         for rank in (0, 1) if number < 2 else (0,):
             (folder / f"shard-{rank:05d}-{number:06d}.parquet").write_bytes(content)
-        found.append(
+        boundaries.append(
             [[path.name for path in portion.shards] for portion in portions([Trace(folder)])]
         )
-    assert [names[-1] for names in found[1:]] == [
+    assert [names[-1] for names in boundaries[1:]] == [
         ["shard-00001-000000.parquet", "shard-00001-000001.parquet"]
     ] * 3
-    assert [len(names[0]) for names in found] == [1, 2, 3, 4]
+    assert [len(names[0]) for names in boundaries] == [1, 2, 3, 4]
 
 
 STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
@@ -150,9 +150,9 @@ def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
 @pytest.mark.usefixtures("in_shards")
 @pytest.mark.parametrize("number", [1, 2])
 def test_progress_counts_every_response_as_it_goes(two_traces, number):
-    seen: list[int] = []
-    analyse_mismatch(two_traces, 1, Workers(number), on_responses=seen.append)
-    assert [count for count in seen if count] == [24, 24, 12, 24, 24]
+    counts: list[int] = []
+    analyse_mismatch(two_traces, 1, Workers(number), on_responses=counts.append)
+    assert [count for count in counts if count] == [24, 24, 12, 24, 24]
 
 
 @pytest.mark.usefixtures("in_shards")
@@ -189,21 +189,21 @@ class Numbering:
     def begin(self, _portion: Portion) -> Readers:
         return Readers()
 
-    def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, readers: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
         time.sleep(
             60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds
         )
         if self.dies_in is not None and len(list(self.dies_in.iterdir())) < self.deaths:
             (self.dies_in / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        found.responses[os.getpid()] += sum(group.batch.num_responses for group in groups)
+        readers.responses[os.getpid()] += sum(group.batch.num_responses for group in groups)
 
 
 @pytest.mark.usefixtures("in_shards")
 def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
     assert set(run_pass(two_traces, Numbering(), Workers()).responses) == {os.getpid()}
-    found = run_pass(two_traces, Numbering(seconds=0.2), Workers(2)).responses
-    assert len(found) == 2 and os.getpid() not in found and found.total() == 108
+    responses = run_pass(two_traces, Numbering(seconds=0.2), Workers(2)).responses
+    assert len(responses) == 2 and os.getpid() not in responses and responses.total() == 108
     monkeypatch.setattr(portions_module, "PORTION_BYTES", 2**30)
     assert set(run_pass(two_traces[:1], Numbering(), Workers(8)).responses) == {os.getpid()}
 
@@ -291,11 +291,11 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
 
 def _children(pid: int) -> list[int]:
     """Its running child processes, except the resource tracker."""
-    found = []
+    pids = []
     for child in psutil.Process(pid).children():
         with suppress(psutil.Error):  # it has just ended
-            found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
-    return found
+            pids += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
+    return pids
 
 
 def test_python_exits_after_workers_that_ended_in_the_middle_of_a_result(two_traces):

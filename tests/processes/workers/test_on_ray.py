@@ -90,7 +90,7 @@ def test_every_reading_command_prints_the_same(trace, perturbed, tmp_path, monke
         command, traces = name.split()[0], [trace, perturbed] if name == "compare" else [trace]
         said = []
         for workers in ("1", "ray"):
-            kept = ["--cache", "cache"] if workers == "ray" else []
+            cache_flags = ["--cache", "cache"] if workers == "ray" else []
             run(
                 [
                     command,
@@ -100,7 +100,7 @@ def test_every_reading_command_prints_the_same(trace, perturbed, tmp_path, monke
                     "--quiet",
                     "--workers",
                     workers,
-                    *kept,
+                    *cache_flags,
                 ]
             )
             said.append(capsys.readouterr())
@@ -117,12 +117,12 @@ def test_a_damaged_shard_is_the_same_sentence(trace, tmp_path, float32_rows):
     with pytest.raises(MismatchError, match=r"shard-00002\.parquet is damaged in row group 0"):
         analyse_mismatch([broken], workers=Workers("ray"))
     skipping = Trace.open(broken.folder, skip_broken=True)
-    found = analyse_mismatch([skipping], workers=Workers("ray", skip_broken=True)).to_json()
+    result = analyse_mismatch([skipping], workers=Workers("ray", skip_broken=True)).to_json()
     alone = analyse_mismatch(
         [Trace.open(broken.folder, skip_broken=True)], workers=Workers(skip_broken=True)
     ).to_json()
     assert list(skipping.broken) == ["shard-00002.parquet"]
-    assert json.dumps(found) == json.dumps(alone)
+    assert json.dumps(result) == json.dumps(alone)
 
 
 @pytest.mark.usefixtures("nodes")
@@ -162,15 +162,15 @@ def test_memory_that_runs_out_says_what_to_change():
 def test_a_node_that_is_lost_is_not_missed(nodes, trace):
     expected = json.dumps(analyse_mismatch([Trace.open(trace)]).to_json())
     lost = nodes.add_node(num_cpus=1, object_store_memory=ROOM)
-    seen: list[int] = []
+    counts: list[int] = []
 
     def tell(responses: int) -> None:
-        seen.append(responses)
-        if len(seen) == 4:
+        counts.append(responses)
+        if len(counts) == 4:
             nodes.remove_node(lost, allow_graceful=False)
 
-    found = json.dumps(
+    result = json.dumps(
         analyse_mismatch([Trace.open(trace)], workers=Workers("ray"), on_responses=tell).to_json()
     )
-    assert len(seen) == 18 and sum(seen) == 72
-    assert found == expected
+    assert len(counts) == 18 and sum(counts) == 72
+    assert result == expected

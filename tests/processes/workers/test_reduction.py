@@ -61,9 +61,9 @@ def test_the_tree_depends_only_on_the_number_of_parts(form):
             tree.add(Brackets(name) if form == "parts" else name)
             if form == "references" and number % 100 == 0:
                 assert len(list(tree.nodes())) <= 4
-        found = str(tree.result())
-        assert flat(found) == names
-        assert found == by_levels(names), count
+        merged = str(tree.result())
+        assert flat(merged) == names
+        assert merged == by_levels(names), count
 
 
 def flat(brackets: str) -> list[str]:

@@ -26,10 +26,10 @@ NAMED = [part for name in NAMES for part in ("--algorithm", name)]
 
 
 def tables(view: Outline) -> dict[str, Table]:
-    found = [table for section in view.sections for table in section.tables]
-    assert len({table.title for table in found}) == len(found)
-    assert all(len(row) == len(table.columns) for table in found for row in table.rows)
-    return {table.title: table for table in found}
+    all_tables = [table for section in view.sections for table in section.tables]
+    assert len({table.title for table in all_tables}) == len(all_tables)
+    assert all(len(row) == len(table.columns) for table in all_tables for row in table.rows)
+    return {table.title: table for table in all_tables}
 
 
 def column(table: Table, title: str) -> list[str]:
@@ -265,15 +265,15 @@ def test_blocked_tokens_with_rate_and_over_representation():
 
 def test_bad_updates_name_both_denominators():
     result = sample_result()
-    bad, found = result["bad_updates"], tables(page_of(result))
+    bad, page_tables = result["bad_updates"], tables(page_of(result))
     for title, rows in (("By the threshold δ", bad["sweep"]), ("By step, δ = 0.5", bad["by_step"])):
-        assert_shows(column(found[title], "bad updates"), [row["bad"] for row in rows])
+        assert_shows(column(page_tables[title], "bad updates"), [row["bad"] for row in rows])
         for key, head in (
             ("over_tokens", "of tokens with A ≠ 0, %"),
             ("over_negative", "of tokens with A < 0, %"),
         ):
-            assert_shows(column(found[title], head), [row[key] for row in rows], 100)
-    correlations = found["Over the steps"]
+            assert_shows(column(page_tables[title], head), [row[key] for row in rows], 100)
+    correlations = page_tables["Over the steps"]
     assert shown(column(correlations, "value")[0]) == pytest.approx(
         bad["correlations"][0]["value"], rel=0.01
     )
@@ -285,14 +285,14 @@ def test_bad_updates_name_both_denominators():
 
 def test_equal_thresholds_and_sweeps():
     result = sample_result()
-    found = tables(page_of(result))
+    page_tables = tables(page_of(result))
     assert_shows(
-        column(found["Equal thresholds"], "equal δ or ε"),
+        column(page_tables["Equal thresholds"], "equal δ or ε"),
         [row["threshold"] for row in result["equivalents"]],
     )
-    families = column(found["Equal thresholds"], "mask family")
+    families = column(page_tables["Equal thresholds"], "mask family")
     assert families[:5] == ["binary TV", "binary KL", "top-K TV", "top-K KL", "ratio clip"]
-    sweep = found["Ratio clip, by ε"]
+    sweep = page_tables["Ratio clip, by ε"]
     assert_shows(
         column(sweep, "threshold"), [row["threshold"] for row in result["sweeps"]["ratio_clip"]]
     )
@@ -300,7 +300,7 @@ def test_equal_thresholds_and_sweeps():
         column(sweep, "blocked, %"), [row["blocked"] for row in result["sweeps"]["ratio_clip"]], 100
     )
     caps = [row["cap"] for row in result["sweeps"]["cap"]]
-    assert_shows(column(found["Cap of the weight, by C"], "C"), caps)
+    assert_shows(column(page_tables["Cap of the weight, by C"], "C"), caps)
 
 
 def test_approximations_are_compared_with_the_full_divergence():
@@ -335,9 +335,11 @@ def test_without_the_full_divergence_bounds_and_how_to_record_it():
     rows = result["approximation"]["bracket"]
     rows[1]["decided"] = {"value": 0.99996}
     view = page_of(result)
-    found = tables(view)
-    assert [column.title for column in found["Approximations of TV and KL"].columns][-1] == "mean"
-    bracket = found["Bounds on the mean full TV"]
+    page_tables = tables(view)
+    assert [column.title for column in page_tables["Approximations of TV and KL"].columns][
+        -1
+    ] == "mean"
+    bracket = page_tables["Bounds on the mean full TV"]
     assert column(bracket, "from K") == ["binary", "1", "5", "10", "20"]
     for head, key in (("at least", "low"), ("at most", "high")):
         assert_shows(column(bracket, head), [row[key] for row in rows])

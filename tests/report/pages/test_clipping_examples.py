@@ -49,8 +49,8 @@ def test_the_default_pair(traces, judged, expected):
 
 
 def test_the_pair_asked_for(traces):
-    asked = algorithms("ipo", "minirl")
-    assert analyse_clipping(traces[:1], ALL, asked).compared == asked
+    pair = algorithms("ipo", "minirl")
+    assert analyse_clipping(traces[:1], ALL, pair).compared == pair
 
 
 def test_an_algorithm_that_cannot_be_judged_cannot_be_compared(tmp_path):

@@ -30,8 +30,10 @@ def shown(result: dict[str, Any]) -> Screen:
     first, *others = result["compared"] or [""]
     pairs = [(first, other) for other in others] + [(other, first) for other in others]
     examples = [
-        Excerpt(f"{only} blocks, {kept} keeps", FACTS, CONTEXT, short=f"Only {only} blocks (A > 0)")
-        for only, kept in pairs
+        Excerpt(
+            f"{only} blocks, {rival} keeps", FACTS, CONTEXT, short=f"Only {only} blocks (A > 0)"
+        )
+        for only, rival in pairs
     ]
     screen = screen_of(page_of(result, examples))
     assert screen is not None

@@ -51,8 +51,8 @@ def with_differences(
     comparison |= {"tested": 40, "more_than_noise": marked, "expected_by_chance": 2.0}
     comparison["differs"] = "metrics" if marked > 4 else "noise"
     comparison["settings"] = comparison["settings"] if settings is None else settings
-    for found in comparison["metrics"].values():
-        found["difference"] = {"value": value, "low": None, "high": None, "note": None}
+    for metric in comparison["metrics"].values():
+        metric["difference"] = {"value": value, "low": None, "high": None, "note": None}
     return made
 
 

@@ -38,10 +38,10 @@ def test_the_parts_add_up_to_the_gap(analysis, view):
 
 
 def test_what_was_found_links_to_its_evidence(analysis, view):
-    found = table_with(view, "found")
+    table = table_with(view, "found")
     titles = [row.title for row in analysis.found_rows]
-    assert [row[0] for row in found.rows] == titles == ["Rounded logits"]
-    assert [s.anchor for s in view.sections if s.title in titles] == list(found.row_links)
+    assert [row[0] for row in table.rows] == titles == ["Rounded logits"]
+    assert [s.anchor for s in view.sections if s.title in titles] == list(table.row_links)
 
 
 def test_the_screen_has_the_tables_of_the_page_in_brief(view):

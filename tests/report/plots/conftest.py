@@ -76,6 +76,7 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
     stale = (0.3 + 0.7 * step_T / steps) * (
         0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage)
     )
+    # Now and then a token that should fall falls very far, more often with every step
     fallen = np.where(rng.random(count) < 0.012 * (advantage < 0) * (1 + step_T) / steps, -3.5, 0.0)
 
     def moved(x: np.ndarray) -> np.ndarray:
@@ -122,19 +123,19 @@ def by_sign(blocked_T: np.ndarray, advantage_T: np.ndarray) -> BySign:
 
 def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -> AlgorithmRow:
     advantage_T, mu_T = tokens.advantage_T, tokens.mu_T
-    bins = list(itertools.pairwise(MU_EDGES))
-    within = [(mu_T >= low) & (mu_T < high) for low, high in bins]
     by_step = []
     for step in map(int, np.unique(tokens.step_T)):
         here = tokens.step_T == step
-        gone, kept = here & blocked_T, here & ~blocked_T
-        means = (mean(x[of]) for x in (mu_T, tokens.entropy_T) for of in (gone, kept))
+        gone_T, passed_T = here & blocked_T, here & ~blocked_T
+        means = [mean(mu_T[gone_T]), mean(mu_T[passed_T])]
+        means += [mean(tokens.entropy_T[gone_T]), mean(tokens.entropy_T[passed_T])]
         blocked = by_sign(blocked_T[here], advantage_T[here])
         by_step.append(BlockedInSteps(step, step, int(here.sum()), blocked, NOTHING, *means))
-    by_mu = [
-        BlockedInBin(*ends, int(here.sum()), by_sign(blocked_T[here], advantage_T[here]))
-        for ends, here in zip(bins, within, strict=True)
-    ]
+    by_mu = []
+    for low, high in itertools.pairwise(MU_EDGES):
+        here = (mu_T >= low) & (mu_T < high)
+        blocked = by_sign(blocked_T[here], advantage_T[here])
+        by_mu.append(BlockedInBin(low, high, int(here.sum()), blocked))
     return AlgorithmRow(
         name=algorithm.name,
         anchor=algorithm.anchor,
@@ -160,21 +161,20 @@ def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -
 def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> OverlapCounts:
     both = blocked_TA.T.astype(np.int64) @ blocked_TA
     either = both.diagonal()[:, None] + both.diagonal() - both
-    jaccard = [
-        [estimate(b / e if e else np.nan, e) for b, e in zip(*rows, strict=True)]
-        for rows in zip(both, either, strict=True)
-    ]
+    jaccard = []
+    for both_A, either_A in zip(both, either, strict=True):
+        with np.errstate(invalid="ignore"):
+            jaccard.append(list(map(estimate, both_A / either_A, either_A)))
     only_row = both.diagonal()[:, None] - both
     return OverlapCounts(list(names), jaccard, both.tolist(), only_row.tolist(), ())
 
 
 def same_mask(names: Sequence[str], blocked_TA: np.ndarray) -> list[list[str]]:
+    groups: dict[int, list[str]] = {}
     _, group_A = np.unique(blocked_TA, axis=1, return_inverse=True)
-    groups = [
-        [name for name, own in zip(names, group_A, strict=True) if own == group]
-        for group in np.unique(group_A)
-    ]
-    return [group for group in groups if len(group) > 1]
+    for name, group in zip(names, group_A.tolist(), strict=True):
+        groups.setdefault(group, []).append(name)
+    return [groups[group] for group in sorted(groups) if len(groups[group]) > 1]
 
 
 def bad_updates(tokens: Tokens) -> BadUpdatesSummary:
@@ -210,12 +210,12 @@ def sweeps(tokens: Tokens) -> SweepTables:
     def rows(
         distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0
     ) -> list[ThresholdRow]:
-        found = []
+        lines = []
         for threshold in map(float, thresholds):
             blocked_T = distance_T * sign_T > threshold / factor
             lost = estimate(amount_T[blocked_T].sum() / amount_T.sum(), len(sign_T))
-            found.append(ThresholdRow(threshold, share(blocked_T), lost))
-        return found
+            lines.append(ThresholdRow(threshold, share(blocked_T), lost))
+        return lines
 
     def at_cap(cap: float) -> CapRow:
         lost = np.maximum(amount_T - cap * amount_T / ratio_T, 0).sum() / amount_T.sum()
@@ -242,9 +242,12 @@ def make_data(
     advantages: bool = True,
 ) -> ClippingPlotData:
     compared = tuple(compared) or tuple(algorithms[:2])
-    blocked_TA = np.stack(
-        [~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1
-    )
+    blocked, rows = [], []
+    for algorithm in algorithms:
+        blocked_T = ~keep_T(algorithm, tokens.policies, tokens.advantage_T)
+        blocked.append(blocked_T)
+        rows.append(algorithm_row(algorithm, blocked_T, tokens))
+    blocked_TA = np.stack(blocked, axis=1)
     names = [algorithm.name for algorithm in algorithms]
     judged = int((tokens.advantage_T != 0).sum())
     result = ClippingResult(
@@ -266,7 +269,7 @@ def make_data(
         ),
         skipped=(),
         counts=JudgedCounts(judged, 0, 0, 0, 0, 0, 0, 1, 1, True, 1, {}),
-        algorithms=[algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
+        algorithms=rows,
         same_mask=same_mask(names, blocked_TA),
         overlap=overlap(names, blocked_TA),
         bad_updates=bad_updates(tokens),
@@ -276,11 +279,9 @@ def make_data(
         theory=None,
         same_strictness=(),
     )
-    signs_T = (
-        [tokens.advantage_T]
-        if advantages
-        else [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
-    )
+    signs_T = [tokens.advantage_T]
+    if not advantages:
+        signs_T = [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
     samples = [sample(tokens, algorithms, advantage_T) for advantage_T in signs_T]
     return ClippingPlotData(result, SUBJECT, compared, np.concatenate(samples))
 

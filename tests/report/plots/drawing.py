@@ -78,7 +78,8 @@ def check_texts(figure: Any, style: Style) -> None:
     """Texts are legible, inside the figure, and do not overlap."""
     width, height = figure.get_size_inches()
     assert round(width * 96, 3) == style.width
-    box = figure.get_tightbbox()  # of everything that is drawn, in inches
+    # Of everything that is drawn, in inches
+    box = figure.get_tightbbox()
     assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
     texts = [text for text in texts_of(figure) if text.get_text().strip() and text.get_visible()]
     for text in texts:

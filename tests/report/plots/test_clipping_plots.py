@@ -115,7 +115,7 @@ def test_draws_any_number_of_algorithms(
 ) -> None:
     algorithms, advantages = cases()[name]
     data = data_of(tokens, algorithms, advantages=advantages)
-    names = [found for found, _ in plots_for(data)]
+    names = [plot_name for plot_name, _ in plots_for(data)]
     assert ("overlap" in names) == (name not in ("one", "nothing is blocked"))
     assert (
         ("blocked-by-probability" in names)
@@ -238,11 +238,11 @@ def test_which_algorithms_have_a_region(name: str) -> None:
     }
     without_region |= {"gspo", "gspo-rollout", "ppo-opsm", "cppo", "trm-max", "trm-avg"}
     for sign in SIGNS:
-        found = on_grid(algorithm, sign)
+        region = on_grid(algorithm, sign)
         expected_none = name in without_region or algorithm.needs_top_k
         if name == "ppo-opsm" and sign == "positive":
             continue  # it looks at whole responses only where A < 0
-        assert (found is None) == bool(expected_none)
+        assert (region is None) == bool(expected_none)
     recomputed = algorithm.anchor in ("recomputed", "both")
     assert (algorithm.limiting.anchor == "recomputed") == recomputed
 

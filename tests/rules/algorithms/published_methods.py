@@ -93,11 +93,11 @@ def nfpo(s: Sample, steps: int = 2) -> Tensor:
     """Π of the ratios of the token and the next N − 1, for N = 1 the surrogate; later ones have
     no gradient.
     """
-    ahead = [
-        torch.stack([p[t + 1 : t + steps].prod() for t in range(len(p))])
-        for p in s.r.detach().split(s.lengths)
-    ]
-    return surrogate(s, torch.cat(ahead))
+    ahead = []
+    for part in s.r.detach().split(s.lengths):
+        for t in range(len(part)):
+            ahead.append(part[t + 1 : t + steps].prod())
+    return surrogate(s, torch.stack(ahead))
 
 
 def gmpo(s: Sample) -> Tensor:

@@ -139,8 +139,8 @@ def areal_m2po(s: Sample) -> Tensor:
     """`gsm8k_m2po.yaml`: all tokens count, by log q − log p′, whatever the advantage; ρ up to 5; a
     clip with ε = 0.
     """
-    kept = until_small(s.gap**2, torch.ones_like(s.q, dtype=torch.bool), 0.04)
-    return ppo(s, s.rho * within(s.rho, 0, 5) * kept, 0.0, 0.0)
+    keep_T = until_small(s.gap**2, torch.ones_like(s.q, dtype=torch.bool), 0.04)
+    return ppo(s, s.rho * within(s.rho, 0, 5) * keep_T, 0.0, 0.0)
 
 
 def trl_vespo(s: Sample) -> Tensor:

@@ -111,9 +111,9 @@ def coefficients(name: str, nats: float, recomputed_is: str) -> list[float]:
     trainer, rollout = (
         torch.tensor([x], dtype=F64) for x in ((HIGH, LOW) if nats > 0 else (LOW, HIGH))
     )
-    given = policies(rollout, trainer, trainer if recomputed_is == "trainer" else rollout)
+    batch = policies(rollout, trainer, trainer if recomputed_is == "trainer" else rollout)
     return [
-        coefficient_T(ROWS[name], given, torch.tensor([a], dtype=F64)).item() for a in (1.0, -1.0)
+        coefficient_T(ROWS[name], batch, torch.tensor([a], dtype=F64)).item() for a in (1.0, -1.0)
     ]
 
 
@@ -127,8 +127,8 @@ def test_a_token_25_nats_away(
 ) -> None:
     for values, names in expected.items():
         for name in names:
-            found = [x for nats in (25.0, -25.0) for x in coefficients(name, nats, recomputed_is)]
-            assert found == pytest.approx(values, rel=1e-4, abs=1e-19), name
+            pair = [x for nats in (25.0, -25.0) for x in coefficients(name, nats, recomputed_is)]
+            assert pair == pytest.approx(values, rel=1e-4, abs=1e-19), name
 
 
 def test_every_row_is_listed() -> None:
@@ -163,7 +163,7 @@ def test_everything_is_a_number_up_to_the_end_of_float32() -> None:
                 (near, far, near),
                 (near, near - 1, far),
             ):
-                given = policies(rollout, trainer, recomputed)
+                batch = policies(rollout, trainer, recomputed)
                 for a in (1.0, -1.0):
-                    found = coefficient_T(row, given, torch.tensor([a]))
-                    assert not found.isnan().any(), (name, rollout, trainer, recomputed, a)
+                    value_T = coefficient_T(row, batch, torch.tensor([a]))
+                    assert not value_T.isnan().any(), (name, rollout, trainer, recomputed, a)

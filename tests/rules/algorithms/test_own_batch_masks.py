@@ -41,27 +41,27 @@ BATCH, GROUP = (
 
 def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
     """Without keys all tokens are one batch, with numpy and torch."""
-    path, given = write(tmp_path, BATCH), random_policies(0)
-    advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
+    path, batch = write(tmp_path, BATCH), random_policies(0)
+    advantage_T, ratio_T = signs(len(batch.trainer)), (batch.trainer - batch.rollout).exp()
     for spec, share in ((path, 0.5), (f"{path}:share=0.1", 0.1)):
         algorithm = parse_algorithm(spec, training=True)
         assert algorithm.batch_rules == algorithm.masks and not reads_single_tokens(algorithm)
         expected_T = ratio_T >= share * ratio_T.mean()
         assert 5 < expected_T.sum() < len(expected_T) - 5
-        assert torch.equal(keep_T(algorithm, given, advantage_T), expected_T)
+        assert torch.equal(keep_T(algorithm, batch, advantage_T), expected_T)
         assert np.array_equal(
-            keep_T(algorithm, in_numpy(given), advantage_T.numpy()), expected_T.numpy()
+            keep_T(algorithm, in_numpy(batch), advantage_T.numpy()), expected_T.numpy()
         )
 
 
 def test_an_own_mask_of_the_group(tmp_path: Path) -> None:
     """Each prompt's answers have their own mean."""
-    given, algorithm = random_policies(0), parse_algorithm(write(tmp_path, GROUP))
+    batch, algorithm = random_policies(0), parse_algorithm(write(tmp_path, GROUP))
     prompt_S = np.arange(60) // 4
-    given = with_keys(given, np.zeros(60, dtype=np.int64), prompt_S)
-    advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
-    found_T = keep_T(algorithm, gathered(given, algorithm.batch_rules, advantage_T), advantage_T)
-    prompt_T = torch.from_numpy(prompt_S)[given.responses.response_T]
+    batch = with_keys(batch, np.zeros(60, dtype=np.int64), prompt_S)
+    advantage_T, ratio_T = signs(len(batch.trainer)), (batch.trainer - batch.rollout).exp()
+    found_T = keep_T(algorithm, gathered(batch, algorithm.batch_rules, advantage_T), advantage_T)
+    prompt_T = torch.from_numpy(prompt_S)[batch.responses.response_T]
     for prompt in range(15):
         of_T = prompt_T == prompt
         assert torch.equal(found_T[of_T], ratio_T[of_T] >= 0.5 * ratio_T[of_T].mean())
@@ -142,13 +142,13 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, where: str) -
     source = BATCH.replace(
         f"return {where}", f"return {where} if len({argument}) < 3 else {{}}['mean']"
     )
-    algorithm, given = parse_algorithm(write(tmp_path, source)), random_policies(0)
+    algorithm, batch = parse_algorithm(write(tmp_path, source)), random_policies(0)
     keyed, advantage_T = (
-        with_keys(given, *np.zeros((2, 60), dtype=np.int64)),
-        signs(len(given.trainer)),
+        with_keys(batch, *np.zeros((2, 60), dtype=np.int64)),
+        signs(len(batch.trainer)),
     )
     for ask in (
-        lambda: keep_T(algorithm, given, advantage_T),
+        lambda: keep_T(algorithm, batch, advantage_T),
         lambda: gathered(keyed, algorithm.masks, advantage_T),
     ):
         with pytest.raises(
@@ -162,16 +162,16 @@ def test_changes_in_collect_reach_nothing_else(tmp_path: Path) -> None:
     rule = parse_algorithm(
         write(tmp_path, BATCH.replace("    return compared", f"    {touch}\n    return compared"))
     ).masks[0]
-    for world in (in_numpy, lambda given: given):
-        given = world(random_policies(0))
-        advantage_T = like(given, signs(len(given.trainer)))
+    for world in (in_numpy, lambda batch: batch):
+        batch = world(random_policies(0))
+        advantage_T = like(batch, signs(len(batch.trainer)))
         before, untouched = (
-            given.compare(rule.ratio).ratio_T + 0,
-            like(given, signs(len(given.trainer))),
+            batch.compare(rule.ratio).ratio_T + 0,
+            like(batch, signs(len(batch.trainer))),
         )
-        assert (rule.collect(given, advantage_T) == 1).all()
-        assert same(given.compare(rule.ratio).ratio_T, before) and same(advantage_T, untouched)
+        assert (rule.collect(batch, advantage_T) == 1).all()
+        assert same(batch.compare(rule.ratio).ratio_T, before) and same(advantage_T, untouched)
         assert all(
             same(*pair)
-            for pair in zip(columns(given), columns(world(random_policies(0))), strict=True)
+            for pair in zip(columns(batch), columns(world(random_policies(0))), strict=True)
         )

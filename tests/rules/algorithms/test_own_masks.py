@@ -40,17 +40,17 @@ def write(folder: Path, source: str) -> str:
 
 
 def test_an_own_mask_works(tmp_path: Path) -> None:
-    given = random_policies(0)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(0)
+    advantage_T = signs(len(batch.trainer))
     path = write(tmp_path, MINE)
     for spec, lowest in ((path, 0.05), (f"{path}:lowest=0.2", 0.2)):
         algorithm = parse_algorithm(spec)
-        expected_T = (given.trainer.exp() >= lowest) & ((given.trainer - given.rollout).exp() <= 3)
+        expected_T = (batch.trainer.exp() >= lowest) & ((batch.trainer - batch.rollout).exp() <= 3)
         assert 0 < expected_T.sum() < len(expected_T)
-        assert torch.equal(keep_T(algorithm, given, advantage_T), expected_T)
-        weight_T = (given.trainer - given.rollout).exp() * expected_T
+        assert torch.equal(keep_T(algorithm, batch, advantage_T), expected_T)
+        weight_T = (batch.trainer - batch.rollout).exp() * expected_T
         torch.testing.assert_close(
-            coefficient_T(algorithm, given, advantage_T), weight_T * advantage_T
+            coefficient_T(algorithm, batch, advantage_T), weight_T * advantage_T
         )
         assert algorithm.formulas == (f"p < {lowest:g} or r > 3", "r")
     assert (
@@ -82,11 +82,11 @@ def test_two_files_of_the_same_name(tmp_path: Path) -> None:
     for folder, lowest in zip(folders, ("0.1", "0.3"), strict=True):
         folder.mkdir()
         write(folder, MINE.replace("0.05", lowest))
-    found = [
+    thresholds = [
         parse_algorithm(str(folder / "my_mask.py")).masks[0].parameters["lowest"]
         for folder in folders
     ]
-    assert found == [0.1, 0.3]
+    assert thresholds == [0.1, 0.3]
 
 
 SIGNATURE = r"must take \(compared, advantage_T\) and keyword-only thresholds with defaults"
@@ -174,13 +174,13 @@ def test_a_letter_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)]
+    ("default", "value"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)]
 )
-def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object) -> None:
+def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, value: object) -> None:
     """It is the number of top-K columns only in a mask that sets READS_TOP_K."""
     path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
-    algorithm = parse_algorithm(f"{path}:k={given}")
-    assert algorithm.masks[0].parameters["k"] == given and algorithm.needs_top_k == 0
+    algorithm = parse_algorithm(f"{path}:k={value}")
+    assert algorithm.masks[0].parameters["k"] == value and algorithm.needs_top_k == 0
     drawn = random_policies(0)
     lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
     assert not keep_T(algorithm, lean, signs(len(drawn.trainer))).all()
@@ -287,7 +287,7 @@ OF_TORCH = {
 }
 
 
-@pytest.mark.parametrize("world", [in_numpy, lambda given: given], ids=["numpy", "torch"])
+@pytest.mark.parametrize("world", [in_numpy, lambda batch: batch], ids=["numpy", "torch"])
 def test_a_mask_s_changes_reach_nothing_else(
     tmp_path: Path, world: Callable[[Policies], Policies]
 ) -> None:
@@ -316,8 +316,8 @@ def test_a_mask_s_changes_reach_nothing_else(
         expected = [coefficient_T(row, alone, advantage_T) for row in rows]
         for _ in range(2):
             assert same(keep_T(mask, shared, given_T), advantage_T > 0), touch
-            found = [coefficient_T(row, shared, given_T) for row in rows]
-            assert all(same(*pair) for pair in zip(found, expected, strict=True)), touch
+            coefficients = [coefficient_T(row, shared, given_T) for row in rows]
+            assert all(same(*pair) for pair in zip(coefficients, expected, strict=True)), touch
         assert same(given_T, advantage_T), touch
         assert all(same(*pair) for pair in zip(columns(shared), columns(alone), strict=True)), touch
 

@@ -51,15 +51,15 @@ def test_aliases(alias: str) -> None:
 @looped("name", [name for name in REGIONS if name not in ROWS])
 def test_a_mask_by_its_own_name(name: str) -> None:
     """It is relative to the rollout, with its own thresholds and the weight r."""
-    algorithm, given = parse_algorithm(name), random_policies(0)
-    advantage_T = signs(len(given.trainer))
+    algorithm, batch = parse_algorithm(name), random_policies(0)
+    advantage_T = signs(len(batch.trainer))
     assert algorithm.name == name and algorithm.weight == (capped(TRAINER_ROLLOUT),)
-    assert torch.equal(keep_T(algorithm, given, advantage_T), ask(name, given, advantage_T).keep_T)
+    assert torch.equal(keep_T(algorithm, batch, advantage_T), ask(name, batch, advantage_T).keep_T)
 
 
 def test_parameters_reach_the_masks() -> None:
-    given = random_policies(1)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(1)
+    advantage_T = signs(len(batch.trainer))
     for spec, region, chosen in (
         ("dppo-binary-tv:max_tv=0.05", "binary-tv", {"tv_low": 0.05, "tv_high": 0.05}),
         ("dppo-binary-tv:tv_low=0.05", "binary-tv", {"tv_low": 0.05}),
@@ -89,10 +89,10 @@ def test_parameters_reach_the_masks() -> None:
     ):
         algorithm = parse_algorithm(spec)
         assert algorithm.name == spec
-        found_T = keep_T(algorithm, given, advantage_T)
-        assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
+        found_T = keep_T(algorithm, batch, advantage_T)
+        assert torch.equal(found_T, ask(region, batch, advantage_T, **chosen).keep_T)
         if chosen:
-            assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
+            assert not torch.equal(found_T, ask(region, batch, advantage_T).keep_T)
     # The table is unchanged
     assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}
 
@@ -124,10 +124,10 @@ def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
     """ε without a side sets both; a letter, spelled out or not, sets the threshold that it
     stands for.
     """
-    found, expected = parse_algorithm(by_letter), parse_algorithm(by_name)
-    assert found.name == by_letter
-    assert [mask.parameters for mask in found.masks] == [mask.parameters for mask in expected.masks]
-    assert found.weight == expected.weight != () and found.formulas == expected.formulas
+    read, expected = parse_algorithm(by_letter), parse_algorithm(by_name)
+    assert read.name == by_letter
+    assert [mask.parameters for mask in read.masks] == [mask.parameters for mask in expected.masks]
+    assert read.weight == expected.weight != () and read.formulas == expected.formulas
 
 
 def test_a_row_keeps_its_other_thresholds() -> None:
@@ -140,12 +140,12 @@ def test_a_row_keeps_its_other_thresholds() -> None:
 
 
 def test_cap_and_floor_bound_the_last_factor() -> None:
-    algorithm, given = parse_algorithm("ppo-tis:cap=1.5,floor=0.5"), random_policies(2)
-    assert given.recomputed is not None
-    own_T = (given.trainer - given.recomputed).exp()
-    gap_T = (given.recomputed - given.rollout).exp()
+    algorithm, batch = parse_algorithm("ppo-tis:cap=1.5,floor=0.5"), random_policies(2)
+    assert batch.recomputed is not None
+    own_T = (batch.trainer - batch.recomputed).exp()
+    gap_T = (batch.recomputed - batch.rollout).exp()
     torch.testing.assert_close(
-        weight_T(algorithm, given, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5)
+        weight_T(algorithm, batch, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5)
     )
     assert parse_algorithm("pg-tis:cap=7").weight == (capped(TRAINER_ROLLOUT, cap=7),)
     assert parse_algorithm("sapo:tau=2").weight[0].parameters == {"tau_pos": 2.0, "tau_neg": 2.0}
@@ -230,35 +230,35 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     assert measured_from(moved) == {anchor}
     assert replace(moved, name=row.name, masks=row.masks, weight=row.weight, term=row.term) == row
     assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
-    given = random_policies(3)
-    given = with_keys(given, np.zeros(60, dtype=np.int64), PROMPTS[:60])
+    batch = random_policies(3)
+    batch = with_keys(batch, np.zeros(60, dtype=np.int64), PROMPTS[:60])
     assert (
-        given.recomputed is not None
-        and given.topk is not None
-        and given.topk.recomputed is not None
+        batch.recomputed is not None
+        and batch.topk is not None
+        and batch.topk.recomputed is not None
     )
-    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
+    advantage_T = signs(len(batch.responses.length_S))[batch.responses.response_T]
     if measured_from(row) != {anchor}:  # the policies swap places, and the row stays the same
-        topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
-        turned = replace(given, rollout=given.recomputed, recomputed=given.rollout, topk=topk)
+        topk = replace(batch.topk, rollout=batch.topk.recomputed, recomputed=batch.topk.rollout)
+        turned = replace(batch, rollout=batch.recomputed, recomputed=batch.rollout, topk=topk)
         turned = gathered(turned, row.batch_rules, advantage_T)
-        given = gathered(given, moved.batch_rules, advantage_T)
+        batch = gathered(batch, moved.batch_rules, advantage_T)
         assert torch.equal(
-            coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T)
+            coefficient_T(moved, batch, advantage_T), coefficient_T(row, turned, advantage_T)
         )
         if name in PUBLISHED:
             tokens = sample(turned, advantage_T)
             (gradient_T,) = torch.autograd.grad(PUBLISHED[name](tokens).sum(), tokens.logp)
             unit = gradient_T.abs().max()
-            found_T = coefficient_T(moved, given, advantage_T)
+            found_T = coefficient_T(moved, batch, advantage_T)
             torch.testing.assert_close(found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10)
 
 
 def test_what_owners_run_from_the_recomputed_policy() -> None:
     """verl's dro, VESPO's main recipe and UniRL's replayed DRPO, as their losses are written."""
-    given = random_policies(3)
-    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
-    tokens = sample(given, advantage_T)
+    batch = random_policies(3)
+    advantage_T = signs(len(batch.responses.length_S))[batch.responses.response_T]
+    tokens = sample(batch, advantage_T)
     whole_S = tokens.per_response(tokens.r_old, torch.prod).detach()
     far_T = tokens.p_old * (tokens.r_old - 1) ** 2 / (2 * 12.5)
     losses = {
@@ -267,22 +267,22 @@ def test_what_owners_run_from_the_recomputed_policy() -> None:
         "drpo": advantage_T * tokens.r_old - advantage_T.abs() * far_T,
     }
     for name, terms_T in losses.items():
-        found_T = coefficient_T(parse_algorithm(f"{name}:anchor=recomputed"), given, advantage_T)
+        found_T = coefficient_T(parse_algorithm(f"{name}:anchor=recomputed"), batch, advantage_T)
         (gradient_T,) = torch.autograd.grad(terms_T.sum(), tokens.logp)
         torch.testing.assert_close(found_T, gradient_T, rtol=1e-10, atol=1e-10)
-        assert not torch.equal(found_T, coefficient_T(parse_algorithm(name), given, advantage_T))
+        assert not torch.equal(found_T, coefficient_T(parse_algorithm(name), batch, advantage_T))
 
 
 def test_anchored_forms_with_their_own_names() -> None:
     """PPO on the rollout with Clip-Higher's bounds is a row; the decoupled forms keep their own."""
-    given = random_policies(3)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(3)
+    advantage_T = signs(len(batch.trainer))
     for spec, name in (
         ("ppo:anchor=rollout,ratio_high=0.28", "grpo-clip-higher"),
         ("grpo-clip-higher:anchor=recomputed,ratio_high=0.2", "ppo"),
     ):
-        found_T = coefficient_T(parse_algorithm(spec), given, advantage_T)
-        assert torch.equal(found_T, coefficient_T(TABLE[name], given, advantage_T))
+        found_T = coefficient_T(parse_algorithm(spec), batch, advantage_T)
+        assert torch.equal(found_T, coefficient_T(TABLE[name], batch, advantage_T))
     assert parse_algorithm("gspo:anchor=rollout").formulas[1] == "(Πr)^(1/|y|)"
     moved, decoupled = (
         parse_algorithm("dppo-binary-tv:anchor=recomputed"),

@@ -145,28 +145,28 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
     """Without the recomputed policy, the top-K or the entropy, unless the row says that it needs
     them.
     """
-    algorithm, given = ROWS[name], random_policies(0)
+    algorithm, batch = ROWS[name], random_policies(0)
     assert algorithm.needs_entropy == (name == "top-entropy")
     assert bool(algorithm.batch_rules) == (name in OVER_BATCHES)
-    assert given.recomputed is not None
+    assert batch.recomputed is not None
     assert algorithm.needs_top_k == (20 if "topk" in name else 0)
     lean = Policies(
-        given.rollout,
-        given.trainer,
-        given.recomputed if algorithm.needs_recomputed else None,
-        given.offset_S1,
-        given.topk if algorithm.needs_top_k else None,
-        given.entropy_T if algorithm.needs_entropy else None,
-        average=given.average if algorithm.needs_average else None,
+        batch.rollout,
+        batch.trainer,
+        batch.recomputed if algorithm.needs_recomputed else None,
+        batch.offset_S1,
+        batch.topk if algorithm.needs_top_k else None,
+        batch.entropy_T if algorithm.needs_entropy else None,
+        average=batch.average if algorithm.needs_average else None,
     )
-    advantage_T = signs(len(given.trainer))
+    advantage_T = signs(len(batch.trainer))
     assert torch.equal(
-        coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T)
+        coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, batch, advantage_T)
     )
     rules = [rule for rule in algorithm.rules if rule.module.__name__ not in NO_POLICIES]
     # And it is actually used
     if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):
-        changed = replace(given, recomputed=given.recomputed.roll(1))
+        changed = replace(batch, recomputed=batch.recomputed.roll(1))
         assert not torch.equal(
             coefficient_T(algorithm, changed, advantage_T),
             coefficient_T(algorithm, lean, advantage_T),
@@ -234,15 +234,15 @@ def test_rows_whose_weight_is_r() -> None:
 
 
 def test_a_token_counts_if_every_mask_keeps_it() -> None:
-    given = random_policies(1)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(1)
+    advantage_T = signs(len(batch.trainer))
     advantage_T[::5] = 0
     row = TABLE["ppo-icepop"]
-    decisions = [decide(mask, given, advantage_T).keep_T for mask in row.masks]
-    assert torch.equal(keep_T(row, given, advantage_T), decisions[0] & decisions[1])
+    decisions = [decide(mask, batch, advantage_T).keep_T for mask in row.masks]
+    assert torch.equal(keep_T(row, batch, advantage_T), decisions[0] & decisions[1])
     assert (decisions[0] != decisions[1]).any()
     assert (
-        coefficient_T(row, given, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)]
+        coefficient_T(row, batch, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)]
         == 0
     ).all()
 
@@ -259,23 +259,23 @@ def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) ->
     )
     advantage_T = torch.tensor([1.0, 0, 1, -1])
     for recomputed in (rollout, trainer.clamp(min=-300), torch.full_like(rollout, -2)):
-        given = policies(rollout, trainer, recomputed, lengths=[1, 1, 1, 1])
-        kept_T = keep_T(row, given, advantage_T)
-        found_T = coefficient_T(row, given, advantage_T)
+        batch = policies(rollout, trainer, recomputed, lengths=[1, 1, 1, 1])
+        kept_T = keep_T(row, batch, advantage_T)
+        found_T = coefficient_T(row, batch, advantage_T)
         assert (found_T[~kept_T | (advantage_T == 0)] == 0).all()
         assert not found_T.isnan().any()
-        whole_T = coefficient_T(ROWS[name], given, advantage_T)
+        whole_T = coefficient_T(ROWS[name], batch, advantage_T)
         assert (
             not whole_T.isnan().any() and (whole_T - found_T)[found_T.isfinite()].isfinite().all()
         )
 
 
 def test_an_infinite_weight_is_really_reached() -> None:
-    given = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
-    assert weight_T(TABLE["dppo-binary-tv"], given, torch.ones(1)).item() == INF
-    assert coefficient_T(TABLE["dppo-binary-tv"], given, torch.ones(1)).item() == 0
-    assert coefficient_T(TABLE["pg-is"], given, torch.ones(1)).item() == INF  # nothing blocks it
-    assert coefficient_T(TABLE["pg-is"], given, torch.zeros(1)).item() == 0
+    batch = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
+    assert weight_T(TABLE["dppo-binary-tv"], batch, torch.ones(1)).item() == INF
+    assert coefficient_T(TABLE["dppo-binary-tv"], batch, torch.ones(1)).item() == 0
+    assert coefficient_T(TABLE["pg-is"], batch, torch.ones(1)).item() == INF  # nothing blocks it
+    assert coefficient_T(TABLE["pg-is"], batch, torch.zeros(1)).item() == 0
 
 
 @looped("name", ROWS)
@@ -289,24 +289,24 @@ def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
         torch.tensor([-0.5, -3, -1], dtype=F64),
         torch.tensor([-0.4, -INF, -1.2], dtype=F64),
     )
-    given = policies(rollout, trainer)
+    batch = policies(rollout, trainer)
     for sign in (1.0, -1.0):
-        found_T = coefficient_T(ROWS[name], given, torch.full_like(rollout, sign))
+        found_T = coefficient_T(ROWS[name], batch, torch.full_like(rollout, sign))
         assert found_T.isfinite().all()
 
 
 def test_masks_of_any_ratio() -> None:
     """The same region between three pairs of policies decides on three different numbers."""
-    given = random_policies(5)
-    assert given.recomputed is not None
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(5)
+    assert batch.recomputed is not None
+    advantage_T = signs(len(batch.trainer))
     pairs = {
-        TRAINER_ROLLOUT: given.trainer - given.rollout,
-        TRAINER_RECOMPUTED: given.trainer - given.recomputed,
-        ENGINE_GAP: given.recomputed - given.rollout,
+        TRAINER_ROLLOUT: batch.trainer - batch.rollout,
+        TRAINER_RECOMPUTED: batch.trainer - batch.recomputed,
+        ENGINE_GAP: batch.recomputed - batch.rollout,
     }
     for ratio, d_T in pairs.items():
-        decision = Mask("icepop", ratio, (("band_high", 2.0),)).decide(given, advantage_T)
+        decision = Mask("icepop", ratio, (("band_high", 2.0),)).decide(batch, advantage_T)
         torch.testing.assert_close(decision.statistic_T, d_T.exp() - 1)
         assert torch.equal(decision.keep_T, (d_T.exp() >= 0.5) & (d_T.exp() <= 2))
 

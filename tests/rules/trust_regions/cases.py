@@ -47,11 +47,12 @@ def policies(
     logp = rollout, trainer, recomputed
     ids_TK, first_T = torch.arange(1, K + 1).repeat(len(rollout), 1), rollout > -1.2
     ids_TK[first_T, 0] = 0
-    logp_TK = [
-        (0.9 * -x_T.expm1() / (K - 1.0 * first_T)).log()[:, None].repeat(1, K) for x_T in logp
-    ]
-    for x_TK, x_T in zip(logp_TK, logp, strict=True):
+    logp_TK = []
+    for x_T in logp:
+        rest_T = 0.9 * -x_T.expm1() / (K - 1.0 * first_T)
+        x_TK = rest_T.log()[:, None].repeat(1, K)
         x_TK[first_T, 0] = x_T[first_T]
+        logp_TK.append(x_TK)
     topk = TopKLogProbs(torch.zeros(len(rollout), dtype=torch.int64), ids_TK, *logp_TK)
     entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-trainer.expm1())
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
@@ -96,23 +97,23 @@ def policies_of(logp_TV: Sequence[Tensor], ids_T: Tensor, lengths: list[int]) ->
     return Policies(*own, torch.tensor([0, *lengths]).cumsum(0), topk, entropy_T)
 
 
-def mapped(given: Any, function: Callable[[Tensor], Array]) -> Any:
+def mapped(batch: Any, function: Callable[[Tensor], Array]) -> Any:
     """The same policies, or top-K, with a function applied to each of their columns."""
-    values = {field.name: getattr(given, field.name) for field in fields(given) if field.init}
+    values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
     changed = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
     if values.get("topk") is not None:
-        changed["topk"] = mapped(given.topk, function)
-    return replace(given, **changed)
+        changed["topk"] = mapped(batch.topk, function)
+    return replace(batch, **changed)
 
 
-def cast(given: Policies, dtype: torch.dtype) -> Policies:
+def cast(batch: Policies, dtype: torch.dtype) -> Policies:
     """The same policies in another precision."""
-    return mapped(given, lambda x: x.to(dtype) if x.is_floating_point() else x)
+    return mapped(batch, lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
-def in_numpy(given: Policies) -> Policies:
+def in_numpy(batch: Policies) -> Policies:
     """The same policies as numpy arrays."""
-    return mapped(given, Tensor.numpy)
+    return mapped(batch, Tensor.numpy)
 
 
 def equal_policies(drawn: Policies) -> Policies:
@@ -123,11 +124,11 @@ def equal_policies(drawn: Policies) -> Policies:
     return replace(drawn, topk=topk, **same)
 
 
-def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
+def taken(batch: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
     """Some responses in some order, and the positions of their tokens; batches and their results
     are included.
     """
-    offset, batches = given.offset_S1.tolist(), given.batches
+    offset, batches = batch.offset_S1.tolist(), batch.batches
     spans = [torch.arange(offset[s], offset[s + 1]) for s in responses]
     place_T = torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
     if batches is not None:
@@ -138,17 +139,17 @@ def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
             lambda: hash_T,
             batches.batch_values,
         )
-    rows = mapped(replace(given, offset_S1=None), lambda x: x[place_T])
+    rows = mapped(replace(batch, offset_S1=None), lambda x: x[place_T])
     offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
     return replace(rows, offset_S1=offset_S1, batches=batches), place_T
 
 
-def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
+def with_keys(batch: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
     """The same, as rows of one step, with a minibatch and a prompt for each."""
     sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
-    places = as_numpy(given.responses.response_T), as_numpy(given.responses.position_T)
+    places = as_numpy(batch.responses.response_T), as_numpy(batch.responses.position_T)
     key = RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S)
-    return replace(given, batches=Batches.of_rows(key, lambda: places))
+    return replace(batch, batches=Batches.of_rows(key, lambda: places))
 
 
 def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> BatchValues:
@@ -159,31 +160,31 @@ def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> BatchValues:
     return gathering.settle()[rule]
 
 
-def like(given: Policies, column_T: Tensor) -> Array:
+def like(batch: Policies, column_T: Tensor) -> Array:
     """A column in the policies' array library."""
-    return column_T.numpy() if isinstance(given.rollout, np.ndarray) else column_T
+    return column_T.numpy() if isinstance(batch.rollout, np.ndarray) else column_T
 
 
-def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
+def gathered(batch: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
     """The same, after a first pass over all of it."""
-    found = {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
-    return replace(given, batches=given.batches.with_values(found))
+    values = {rule: settled(rule, [(batch, advantage_T)]) for rule in rules}
+    return replace(batch, batches=batch.batches.with_values(values))
 
 
-def whole(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
+def whole(batch: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
     """The same; without batches of their own, its tokens are one batch that the rules have seen."""
     batch_rules = [rule for rule in rules if rule.scope is not None]
-    if given.batches is not None or not batch_rules:
-        return given
-    return as_one_batch(given, advantage_T, batch_rules)
+    if batch.batches is not None or not batch_rules:
+        return batch
+    return as_one_batch(batch, advantage_T, batch_rules)
 
 
 def after_a_first_pass(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a rule or algorithm, policies and advantages, which may need to see all."""
 
-    def answer(asked: Rule | Algorithm, given: Policies, advantage_T: Array) -> Any:
-        rules = asked.rules if isinstance(asked, Algorithm) else [asked]
-        return function(asked, whole(given, rules, advantage_T), advantage_T)
+    def answer(rule: Rule | Algorithm, batch: Policies, advantage_T: Array) -> Any:
+        rules = rule.rules if isinstance(rule, Algorithm) else [rule]
+        return function(rule, whole(batch, rules, advantage_T), advantage_T)
 
     return answer
 
@@ -194,10 +195,10 @@ weight_T = after_a_first_pass(algorithm.weight_T)
 coefficient_T = after_a_first_pass(algorithm.coefficient_T)
 
 
-def columns(given: Policies) -> list[Array]:
+def columns(batch: Policies) -> list[Array]:
     """The columns of policies, their top-K included."""
-    topk, named = given.topk, ("rollout", "trainer", "recomputed", "offset_S1", "entropy_T")
-    return [*(getattr(given, name) for name in named), topk.ids_TK, topk.rollout, topk.trainer]
+    topk, named = batch.topk, ("rollout", "trainer", "recomputed", "offset_S1", "entropy_T")
+    return [*(getattr(batch, name) for name in named), topk.ids_TK, topk.rollout, topk.trainer]
 
 
 def same(x: Array, y: Array) -> bool:
@@ -209,17 +210,17 @@ def signs(tokens: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(tokens, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def ask(name: str, given: Policies, advantage_T: Array, **chosen: Threshold) -> Decision:
+def ask(name: str, batch: Policies, advantage_T: Array, **chosen: Threshold) -> Decision:
     """A trust region's decision on the trainer relative to the rollout, with all tokens as one
     batch.
     """
     rule = mask(name, **chosen)
-    columns = [given.compare(TRAINER_ROLLOUT), advantage_T]
+    columns = [batch.compare(TRAINER_ROLLOUT), advantage_T]
     if rule.scope is not None:
-        values_F = torch.from_numpy(rule.settle(rule.collect(given, advantage_T)))
-        columns.append(like(given, values_F.repeat(len(advantage_T), 1)))
+        values_F = torch.from_numpy(rule.settle(rule.collect(batch, advantage_T)))
+        columns.append(like(batch, values_F.repeat(len(advantage_T), 1)))
     return rule.module.trust_region(*columns, **chosen)
 
 
-def kept(name: str, given: Policies, advantage_T: Tensor, **chosen: Threshold) -> list[bool]:
-    return ask(name, given, advantage_T, **chosen).keep_T.tolist()
+def kept(name: str, batch: Policies, advantage_T: Tensor, **chosen: Threshold) -> list[bool]:
+    return ask(name, batch, advantage_T, **chosen).keep_T.tolist()

@@ -94,15 +94,16 @@ def test_which_masks_look_at_batches() -> None:
             for f in (region.trust_region, region.collect, region.settle)
         ]
         positional = [
-            [n for n, p in given.items() if p.kind is not p.KEYWORD_ONLY] for given in signatures
+            [n for n, p in signature.items() if p.kind is not p.KEYWORD_ONLY]
+            for signature in signatures
         ]
         assert positional == [
             ["compared", "advantage_T", "settled_TF"],
             ["compared", "advantage_T"],
             ["rows_UM"],
         ]
-        for given in signatures:
-            assert {n: p.default for n, p in given.items() if p.kind is p.KEYWORD_ONLY} == (
+        for signature in signatures:
+            assert {n: p.default for n, p in signature.items() if p.kind is p.KEYWORD_ONLY} == (
                 trust_regions.thresholds(region)
             )
 
@@ -110,35 +111,35 @@ def test_which_masks_look_at_batches() -> None:
 @looped("name", sorted(set(REGIONS) - set(OVER_BATCHES)))
 def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
     """The decisions on a response do not depend on other responses."""
-    given = random_policies(6, responses=12)
-    advantage_T = signs(len(given.trainer))
-    together = ask(name, given, advantage_T)
+    batch = random_policies(6, responses=12)
+    advantage_T = signs(len(batch.trainer))
+    together = ask(name, batch, advantage_T)
     for s in range(12):
-        alone, place_T = taken(given, [s])
-        found = ask(name, alone, advantage_T[place_T])
-        assert torch.equal(found.keep_T, together.keep_T[place_T])
+        alone, place_T = taken(batch, [s])
+        decision = ask(name, alone, advantage_T[place_T])
+        assert torch.equal(decision.keep_T, together.keep_T[place_T])
         torch.testing.assert_close(
-            found.statistic_T, together.statistic_T[place_T], rtol=1e-9, atol=1e-12
+            decision.statistic_T, together.statistic_T[place_T], rtol=1e-9, atol=1e-12
         )
 
 
 @looped("name", REGIONS)
 def test_the_order_of_responses_does_not_matter(name: str) -> None:
     """Nor does it for random draws, which depend on the keys of rows."""
-    given = random_policies(7, responses=40)
-    given = with_keys(given, np.zeros(40, dtype=np.int64), np.arange(40) // 4)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(7, responses=40)
+    batch = with_keys(batch, np.zeros(40, dtype=np.int64), np.arange(40) // 4)
+    advantage_T = signs(len(batch.trainer))
     turned, place_T = taken(
-        given, torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
+        batch, torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
     )
     chosen = {"share": 0.1} if name == "covariance-clip" else {}
-    expected, found = (
-        ask(name, given, advantage_T, **chosen),
+    expected, decision = (
+        ask(name, batch, advantage_T, **chosen),
         ask(name, turned, advantage_T[place_T], **chosen),
     )
-    assert torch.equal(found.keep_T, expected.keep_T[place_T])
+    assert torch.equal(decision.keep_T, expected.keep_T[place_T])
     torch.testing.assert_close(
-        found.statistic_T, expected.statistic_T[place_T], rtol=1e-12, atol=1e-13
+        decision.statistic_T, expected.statistic_T[place_T], rtol=1e-12, atol=1e-13
     )
 
 
@@ -171,18 +172,18 @@ def test_formula_shows_its_letters_and_every_number(name: str) -> None:
         )
 
 
-def snapshot(given: Policies) -> list[Tensor]:
-    return [x.clone() for x in columns(given)]
+def snapshot(batch: Policies) -> list[Tensor]:
+    return [x.clone() for x in columns(batch)]
 
 
 @looped("name", REGIONS)
 @looped("dtype", [torch.float32, F64])
 def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
-    given = cast(random_policies(0, responses=12), dtype)
-    advantage_T = signs(len(given.trainer), dtype=dtype)
-    before, advantage_before_T = snapshot(given), advantage_T.clone()
-    decision = ask(name, given, advantage_T)
-    repeated = ask(name, given, advantage_T)
+    batch = cast(random_policies(0, responses=12), dtype)
+    advantage_T = signs(len(batch.trainer), dtype=dtype)
+    before, advantage_before_T = snapshot(batch), advantage_T.clone()
+    decision = ask(name, batch, advantage_T)
+    repeated = ask(name, batch, advantage_T)
     fresh = ask(name, cast(random_policies(0, responses=12), dtype), advantage_T)
     assert decision.keep_T.dtype == torch.bool and decision.keep_T.shape == advantage_T.shape
     assert (
@@ -191,7 +192,7 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
     for other in (repeated, fresh):
         assert torch.equal(decision.keep_T, other.keep_T)
         assert torch.equal(decision.statistic_T, other.statistic_T)
-    assert all(torch.equal(x, y) for x, y in zip(before, snapshot(given), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(before, snapshot(batch), strict=True))
     assert torch.equal(advantage_T, advantage_before_T)
 
 
@@ -213,10 +214,10 @@ def test_masks_leave_no_trace_in_what_they_share() -> None:
 @looped("lengths", [[], [0], [0, 0], [1], [0, 1, 0]])
 def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
     empty = torch.zeros(sum(lengths), dtype=dtype)
-    given = policies(empty - 1, empty - 0.5)
+    batch = policies(empty - 1, empty - 0.5)
     offset_S1 = torch.tensor([0, *lengths]).cumsum(0)
-    given = Policies(given.rollout, given.trainer, None, offset_S1, given.topk, given.entropy_T)
-    decision = ask(name, given, empty + 1)
+    batch = Policies(batch.rollout, batch.trainer, None, offset_S1, batch.topk, batch.entropy_T)
+    decision = ask(name, batch, empty + 1)
     assert decision.keep_T.shape == decision.statistic_T.shape == empty.shape
     assert decision.statistic_T.isfinite().all()
 
@@ -237,42 +238,42 @@ def test_an_empty_response_changes_nothing(name: str) -> None:
 
 @looped("name", sorted(set(REGIONS) - set(UNSIGNED)))
 def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
-    given = random_policies(2)
-    d_T = given.trainer - given.rollout
-    mean_S = torch.stack([part.mean() for part in d_T.split(given.responses.length_S.tolist())])
-    expected = mean_S[given.responses.response_T] if name in SEQUENCE else d_T
-    statistic_T = ask(name, given, signs(len(d_T))).statistic_T
+    batch = random_policies(2)
+    d_T = batch.trainer - batch.rollout
+    mean_S = torch.stack([part.mean() for part in d_T.split(batch.responses.length_S.tolist())])
+    expected = mean_S[batch.responses.response_T] if name in SEQUENCE else d_T
+    statistic_T = ask(name, batch, signs(len(d_T))).statistic_T
     assert torch.equal(statistic_T > 0, expected > 0) and torch.equal(statistic_T < 0, expected < 0)
 
 
 def test_statistics_without_a_side() -> None:
     """Other masks' statistics are distances or other values, as their docstrings say."""
-    given = random_policies(2)
-    d_T = given.trainer - given.rollout
+    batch = random_policies(2)
+    d_T = batch.trainer - batch.rollout
     for name, says in UNSIGNED.items():
-        statistic_T = ask(name, given, signs(len(d_T))).statistic_T
+        statistic_T = ask(name, batch, signs(len(d_T))).statistic_T
         assert not torch.equal(statistic_T > 0, d_T > 0), name
         assert says != "at least 0" or (statistic_T >= 0).all(), name
 
 
 @looped("name", REGIONS)
 def test_without_advantage_there_is_nothing_to_block(name: str) -> None:
-    given = random_policies(3)
-    zero_T = torch.zeros_like(given.trainer)
-    assert decide(Mask(name), given, zero_T).keep_T.all()
+    batch = random_policies(3)
+    zero_T = torch.zeros_like(batch.trainer)
+    assert decide(Mask(name), batch, zero_T).keep_T.all()
     some_T = torch.where(torch.arange(len(zero_T)) % 2 == 0, signs(len(zero_T)), 0)
-    decision = decide(Mask(name), given, some_T)
+    decision = decide(Mask(name), batch, some_T)
     assert decision.keep_T[some_T == 0].all()
-    alone = ask(name, given, some_T)
+    alone = ask(name, batch, some_T)
     assert torch.equal(decision.keep_T[some_T != 0], alone.keep_T[some_T != 0])
     assert torch.equal(decision.statistic_T, alone.statistic_T)
 
 
 def test_every_mask_blocks_something_and_keeps_something() -> None:
     """Otherwise the tests above would pass for a mask that always keeps."""
-    given = random_policies(3)
+    batch = random_policies(3)
     for name in set(REGIONS) - {"none"}:
-        keep_T = ask(name, given, signs(len(given.trainer))).keep_T
+        keep_T = ask(name, batch, signs(len(batch.trainer))).keep_T
         assert keep_T.any() and not keep_T.all(), name
 
 
@@ -297,43 +298,43 @@ def test_an_unreachable_threshold_is_refused(name: str, threshold: str) -> None:
     """A probability changes by at most 1, and a ratio drops by at most 1; 15 for 15 % would
     silently block nothing.
     """
-    given = random_policies(0, responses=2)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(0, responses=2)
+    advantage_T = signs(len(batch.trainer))
     for value in (1 + 1e-9, 15, INF):
         with pytest.raises(
             UsageError,
             match=f"{letter(name, threshold)}=.* is out of range: choose a number from 0 to 1",
         ):
-            ask(name, given, advantage_T, **{threshold: value})
-    ask(name, given, advantage_T, **{threshold: 1.0})
+            ask(name, batch, advantage_T, **{threshold: value})
+    ask(name, batch, advantage_T, **{threshold: 1.0})
 
 
 @looped(("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES])
 def test_unbounded_thresholds_may_be_large(name: str, threshold: str) -> None:
     """And then keep everything with A > 0, if the mask uses only that threshold."""
-    given = random_policies(0, responses=2)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(0, responses=2)
+    advantage_T = signs(len(batch.trainer))
     no_draw = {"cov_high": 1.0} if name == "covariance-clip" else {}  # it also draws tokens
     assert (
-        ask(name, given, advantage_T, **no_draw, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
+        ask(name, batch, advantage_T, **no_draw, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
     )
 
 
 def test_which_thresholds_are_shares() -> None:
-    found = {
+    masks_of = {
         threshold: {name for name, other in NUMERIC if other == threshold} for threshold in SHARES
     }
-    assert found["tv_low"] == found["tv_high"] >= {"binary-tv", "top-k-tv"} and found[
+    assert masks_of["tv_low"] == masks_of["tv_high"] >= {"binary-tv", "top-k-tv"} and masks_of[
         "max_drop"
     ] == {"minimal-negative"}
-    assert found["max_tv"] >= {"probability-band", "cumulative-tv", "sequence-tv"}
+    assert masks_of["max_tv"] >= {"probability-band", "cumulative-tv", "sequence-tv"}
     assert (
-        found["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"}
-        and found["alpha"]
+        masks_of["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"}
+        and masks_of["alpha"]
     )
-    assert found["share"] == {"covariance-clip", "entropy-quantile"} and found["least_weight"] == {
-        "cumulative-tv"
-    }
+    assert masks_of["share"] == {"covariance-clip", "entropy-quantile"} and masks_of[
+        "least_weight"
+    ] == {"cumulative-tv"}
 
 
 @looped("name", REGIONS)
@@ -341,17 +342,17 @@ def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
     """READS_TOP_K decides whether a trace must hold top-K columns, and `k` how many; likewise
     for the entropy.
     """
-    given, region = random_policies(0, responses=2), trust_regions.find(name)
-    lean = Policies(given.rollout, given.trainer, None, given.offset_S1)
+    batch, region = random_policies(0, responses=2), trust_regions.find(name)
+    lean = Policies(batch.rollout, batch.trainer, None, batch.offset_S1)
     if getattr(region, "READS_ENTROPY", False):
         with pytest.raises(ValueError, match="this rule needs the trainer's entropy"):
-            ask(name, lean, signs(len(given.trainer)))
+            ask(name, lean, signs(len(batch.trainer)))
     elif getattr(region, "READS_TOP_K", False):
         assert type(trust_regions.thresholds(region)["k"]) is int
         with pytest.raises(ValueError, match="columns"):
-            ask(name, lean, signs(len(given.trainer)))
+            ask(name, lean, signs(len(batch.trainer)))
     else:
-        assert ask(name, lean, signs(len(given.trainer))).keep_T.shape == given.trainer.shape
+        assert ask(name, lean, signs(len(batch.trainer))).keep_T.shape == batch.trainer.shape
 
 
 def test_which_masks_read_top_k() -> None:
@@ -372,7 +373,7 @@ def test_a_band_without_the_ratio_1_is_refused(name: str, low: float, high: floa
 
 
 def test_other_invalid_thresholds() -> None:
-    given = random_policies(0, responses=2)
+    batch = random_policies(0, responses=2)
     for name, chosen in (
         ("minimal-negative", {"max_drop": 0.0}),
         ("top-k-kl", {"k": 0}),
@@ -382,9 +383,9 @@ def test_other_invalid_thresholds() -> None:
         ("second-moment", {"counted": "inward"}),
     ):
         with pytest.raises(UsageError):
-            ask(name, given, signs(len(given.trainer)), **chosen)
+            ask(name, batch, signs(len(batch.trainer)), **chosen)
     with pytest.raises(UsageError, match=r"relax=all is unknown\. Choose one of: both, high, low"):
-        ask("relaxed-ratio-clip", given, signs(len(given.trainer)), relax="all")
+        ask("relaxed-ratio-clip", batch, signs(len(batch.trainer)), relax="all")
 
 
 EXTREME = [
@@ -445,11 +446,11 @@ def test_far_tokens_are_blocked(name: str, blocked: bool) -> None:
 
 
 def test_top_k_masks_need_their_columns() -> None:
-    given = random_policies(0, responses=2)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(0, responses=2)
+    advantage_T = signs(len(batch.trainer))
     for name in ("top-k-tv", "top-k-kl"):
         with pytest.raises(ValueError, match=f"top-{K + 1} .* {K + 1} columns"):
-            ask(name, given, advantage_T, k=K + 1)
+            ask(name, batch, advantage_T, k=K + 1)
         with pytest.raises(ValueError, match="columns"):
-            ask(name, Policies(given.rollout, given.trainer, None, given.offset_S1), advantage_T)
-    assert isinstance(given.topk, TopKLogProbs)
+            ask(name, Policies(batch.rollout, batch.trainer, None, batch.offset_S1), advantage_T)
+    assert isinstance(batch.topk, TopKLogProbs)

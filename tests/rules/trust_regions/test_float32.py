@@ -25,8 +25,8 @@ def square() -> tuple[np.ndarray, np.ndarray]:
 def true_statistics(q: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
     """p − q and KL(q‖p) in float64, as published."""
     kl = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
-    found = {"binary-tv": p - q, "binary-kl": np.copysign(kl, p - q)}
-    return found | {"ratio-clip": p / q - 1, "log-ratio-clip": np.log(p / q)}
+    statistics = {"binary-tv": p - q, "binary-kl": np.copysign(kl, p - q)}
+    return statistics | {"ratio-clip": p / q - 1, "log-ratio-clip": np.log(p / q)}
 
 
 CASES = [("binary-tv", {}, 0.15, 0.15), ("binary-kl", {}, 0.05, 0.05)]
@@ -43,8 +43,8 @@ def test_decisions_over_the_whole_square(
 ) -> None:
     q, p = square()
     rollout, trainer = (torch.from_numpy(np.log(x)).float() for x in (q, p))
-    given = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
-    keep = ask(name, given, torch.full_like(trainer, sign), **chosen).keep_T.numpy()
+    batch = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
+    keep = ask(name, batch, torch.full_like(trainer, sign), **chosen).keep_T.numpy()
     statistic = true_statistics(q, p)[name]
     limit = high if sign > 0 else low
     blocked = sign * statistic > limit
@@ -62,8 +62,8 @@ def test_the_published_form_decides_wrongly_near_certainty() -> None:
     rollout, trainer = (torch.from_numpy(np.log(x)).float() for x in (q, p))
     mu, pi = rollout.exp(), trainer.exp()
     published = mu * (rollout - trainer) + (1 - mu) * torch.log((1 - mu + 1e-8) / (1 - pi + 1e-8))
-    given = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
-    keep = ask("binary-kl", given, torch.ones_like(trainer)).keep_T.numpy()
+    batch = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
+    keep = ask("binary-kl", batch, torch.ones_like(trainer)).keep_T.numpy()
     true = true_statistics(q, p)["binary-kl"]
     clear = np.abs(true / 0.05 - 1) > NEAR
     assert ((published <= 0.05).numpy() != (true <= 0.05))[clear].sum() > 100

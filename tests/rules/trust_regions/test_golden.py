@@ -146,10 +146,10 @@ GOLDEN_DROPS = [
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", COLUMNS)
 def test_worked_table(name: str, dtype: torch.dtype) -> None:
-    given = policies(MU.to(dtype), PI.to(dtype))
+    batch = policies(MU.to(dtype), PI.to(dtype))
     for side, sign in enumerate((1.0, -1.0)):
         expected = [bool(row[2:6][COLUMNS[name]][side]) for row in VECTORS]
-        assert kept(name, given, torch.full_like(given.trainer, sign)) == expected
+        assert kept(name, batch, torch.full_like(batch.trainer, sign)) == expected
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -214,8 +214,8 @@ def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
     """
     moves = [0.5, 0.03, *[0.0] * 8, 0.01]
     rollout = torch.full((11,), 0.3, dtype=F64)
-    given = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
-    statistic_T = ask("cumulative-tv", given, torch.ones(11, dtype=F64)).statistic_T
+    batch = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
+    statistic_T = ask("cumulative-tv", batch, torch.ones(11, dtype=F64)).statistic_T
     w = [1 - 0.2 * t / 10 for t in range(11)]
     left = 0.15 + 0.03 * sum(w[:10]) - (0.5 + w[1] * 0.03)
     assert left < 0 and statistic_T[10].item() == pytest.approx(0.8 * 0.01 - left, abs=1e-12)
@@ -248,44 +248,44 @@ def test_a_probability_on_the_threshold(sign: float) -> None:
     blocks q − p ≥ δ.
     """
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
-    given = policies(half, one) if sign > 0 else policies(one, half)
+    batch = policies(half, one) if sign > 0 else policies(one, half)
     advantage = torch.tensor([sign], dtype=F64)
-    assert kept("binary-tv", given, advantage, tv_low=0.5, tv_high=0.5) == [True]
-    assert kept("binary-tv", given, advantage, tv_low=0.4999, tv_high=0.4999) == [False]
-    assert kept("probability-band", given, advantage, max_tv=0.5) == [True]
-    assert kept("minimal-negative", given, advantage, max_drop=0.5) == [sign > 0]
-    assert kept("minimal-negative", given, advantage, max_drop=0.5001) == [True]
+    assert kept("binary-tv", batch, advantage, tv_low=0.5, tv_high=0.5) == [True]
+    assert kept("binary-tv", batch, advantage, tv_low=0.4999, tv_high=0.4999) == [False]
+    assert kept("probability-band", batch, advantage, max_tv=0.5) == [True]
+    assert kept("minimal-negative", batch, advantage, max_drop=0.5) == [sign > 0]
+    assert kept("minimal-negative", batch, advantage, max_drop=0.5001) == [True]
 
 
 @pytest.mark.parametrize(("ratio", "sign"), [(2, 1.0), (2, -1.0), (0.5, 1.0), (0.5, -1.0)])
 def test_a_ratio_on_the_threshold_is_kept(ratio: float, sign: float) -> None:
     """PPO's clip, the dual clip and every band include their bounds: r = 2 or 1/2 exactly."""
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
-    given = policies(half, one) if ratio == 2 else policies(one, half)
+    batch = policies(half, one) if ratio == 2 else policies(one, half)
     # Otherwise the test is void
-    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1
+    assert batch.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1
     advantage = torch.tensor([sign], dtype=F64)
     for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
-        assert kept(name, given, advantage, ratio_low=0.5, ratio_high=1.0) == [True]
+        assert kept(name, batch, advantage, ratio_low=0.5, ratio_high=1.0) == [True]
         away = sign * (ratio - 1) > 0
-        assert kept(name, given, advantage, ratio_low=0.4999, ratio_high=0.9999) == [not away]
+        assert kept(name, batch, advantage, ratio_low=0.4999, ratio_high=0.9999) == [not away]
     for name in ("icepop", "sequence-mean", "sequence-product"):
-        assert kept(name, given, advantage, band_low=0.5, band_high=2.0) == [True]
-        assert kept(name, given, advantage, band_low=0.5001, band_high=1.9999) == [False]
-    assert kept("dual-clip", given, advantage, max_ratio=2.0) == [True]
-    assert kept("dual-clip", given, advantage, max_ratio=1.9999) == [not (ratio == 2 and sign < 0)]
+        assert kept(name, batch, advantage, band_low=0.5, band_high=2.0) == [True]
+        assert kept(name, batch, advantage, band_low=0.5001, band_high=1.9999) == [False]
+    assert kept("dual-clip", batch, advantage, max_ratio=2.0) == [True]
+    assert kept("dual-clip", batch, advantage, max_ratio=1.9999) == [not (ratio == 2 and sign < 0)]
 
 
 def test_relaxation_is_strictly_below_alpha() -> None:
     """Clipping remains for μ ≥ α: four tokens with r = 2, and with r = 1/2, around α = 0.125."""
     rollout = torch.tensor([0.1, 0.125, 0.126, 0.4], dtype=F64).log()
     for sign, relaxed in ((1.0, ("high", "both")), (-1.0, ("low", "both"))):
-        given = policies(rollout, rollout + sign * math.log(2))
+        batch = policies(rollout, rollout + sign * math.log(2))
         for relax in ("high", "low", "both"):
             expected = [relax in relaxed, False, False, False]
             advantage = torch.full_like(rollout, sign)
             assert (
-                kept("relaxed-ratio-clip", given, advantage, alpha=0.125, relax=relax) == expected
+                kept("relaxed-ratio-clip", batch, advantage, alpha=0.125, relax=relax) == expected
             )
 
 

@@ -71,19 +71,19 @@ VARIANTS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Sample], Tenso
 @pytest.mark.parametrize("owner", VARIANTS)
 def test_a_mask_keeps_what_its_owner_keeps(owner: str) -> None:
     region, ratio, thresholds, rule = VARIANTS[owner]
-    given = random_policies(0, responses=400, longest=12)
-    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
-    kept_T = Mask(region, ratio, tuple(thresholds.items())).decide(given, advantage_T).keep_T
-    assert torch.equal(kept_T, rule(sample(given, advantage_T)))
+    batch = random_policies(0, responses=400, longest=12)
+    advantage_T = signs(len(batch.responses.length_S))[batch.responses.response_T]
+    kept_T = Mask(region, ratio, tuple(thresholds.items())).decide(batch, advantage_T).keep_T
+    assert torch.equal(kept_T, rule(sample(batch, advantage_T)))
     assert min(kept_T.sum(), (~kept_T).sum()) >= 10
 
 
 @pytest.mark.parametrize("owner", [owner for owner in VARIANTS if owner.endswith("_k1")])
 def test_verl_s_band_without_mirroring_is_a_different_mask(owner: str) -> None:
     region, ratio, _, rule = VARIANTS[owner]
-    given = random_policies(0, responses=400, longest=12)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(0, responses=400, longest=12)
+    advantage_T = signs(len(batch.trainer))
     as_it_stands = Mask(region, ratio, (("band_low", LOW), ("band_high", HIGH)))
     assert not torch.equal(
-        as_it_stands.decide(given, advantage_T).keep_T, rule(sample(given, advantage_T))
+        as_it_stands.decide(batch, advantage_T).keep_T, rule(sample(batch, advantage_T))
     )

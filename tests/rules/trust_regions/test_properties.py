@@ -229,9 +229,9 @@ def test_by_default_the_thresholds_of_dppo_are_one() -> None:
         for name in BY_SIGN[kind]:
             limits = trust_regions.thresholds(trust_regions.find(name))
             assert limits[f"{kind}_low"] == limits[f"{kind}_high"]
-            found = ask(name, drawn, advantage_T)
+            decision = ask(name, drawn, advantage_T)
             assert torch.equal(
-                found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{kind}_low"]))
+                decision.keep_T, ~(away_T & (decision.statistic_T.abs() > limits[f"{kind}_low"]))
             )
 
 
@@ -300,7 +300,7 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
         assert blocked_T.any() and not blocked_T.all()
         near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
         sides = {f"{name}_low": limit, f"{name}_high": limit}
-        found = ask(
+        decision = ask(
             f"top-k-{name}", cast(drawn, dtype), advantage_T, **sides, replace_last=replace_last
         )
-        assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3
+        assert torch.equal(decision.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3

@@ -15,8 +15,8 @@ LOGP_T = torch.tensor([-1.0, -2.0, -0.5], dtype=F64)
 
 
 def weights(name: str, **chosen: float) -> list[float]:
-    given = policies(LOGP_T, LOGP_T + torch.tensor([0.25, -0.5, 0.125], dtype=F64))
-    return weigh(factor(name, **chosen), given, torch.tensor([1.0, -1.0, 2.0])).tolist()
+    batch = policies(LOGP_T, LOGP_T + torch.tensor([0.25, -0.5, 0.125], dtype=F64))
+    return weigh(factor(name, **chosen), batch, torch.tensor([1.0, -1.0, 2.0])).tolist()
 
 
 def test_a_ratio_covers_at_most_64_tokens() -> None:

@@ -55,8 +55,8 @@ def test_signature_and_texts(name: str) -> None:
     assert inspect.getdoc(module) and inspect.getdoc(module.weight)
     assert getattr(module, "SCOPE", None) == OVER_BATCHES.get(name)
     positional = ["compared", "level", "advantage_T", *["settled_TF"] * (name in OVER_BATCHES)]
-    asked = [module.weight, *((module.collect, module.settle) if name in OVER_BATCHES else ())]
-    for function in asked:
+    functions = [module.weight, *((module.collect, module.settle) if name in OVER_BATCHES else ())]
+    for function in functions:
         named = inspect.signature(function).parameters
         assert {n: p.default for n, p in named.items() if p.kind is p.KEYWORD_ONLY} == DEFAULTS[
             name
@@ -78,28 +78,28 @@ def test_signature_and_texts(name: str) -> None:
 def test_a_weight_changes_no_input_and_has_one_number_per_token(
     name: str, dtype: torch.dtype
 ) -> None:
-    given = cast(random_policies(0, responses=12), dtype)
-    advantage_T = signs(len(given.trainer), dtype=dtype)
-    alike, kept = (cast(random_policies(0, responses=12), dtype) for _ in range(2))
+    batch = cast(random_policies(0, responses=12), dtype)
+    advantage_T = signs(len(batch.trainer), dtype=dtype)
+    alike, unchanged = (cast(random_policies(0, responses=12), dtype) for _ in range(2))
     for ratio in LEVELS:
-        found = weigh(factor(name, ratio), given, advantage_T)
-        assert found.shape == advantage_T.shape and not found.isnan().any()
-        assert torch.equal(found, weigh(factor(name, ratio), alike, advantage_T))
-        assert torch.equal(found, weigh(factor(name, ratio), given, advantage_T))
+        weight_T = weigh(factor(name, ratio), batch, advantage_T)
+        assert weight_T.shape == advantage_T.shape and not weight_T.isnan().any()
+        assert torch.equal(weight_T, weigh(factor(name, ratio), alike, advantage_T))
+        assert torch.equal(weight_T, weigh(factor(name, ratio), batch, advantage_T))
     for column in ("rollout", "trainer"):
-        assert torch.equal(getattr(given, column), getattr(kept, column))
+        assert torch.equal(getattr(batch, column), getattr(unchanged, column))
 
 
 @pytest.mark.parametrize("name", sorted(set(WEIGHTS) - set(OVER_BATCHES)))
 def test_a_weight_sees_no_other_response(name: str) -> None:
-    given = random_policies(6, responses=12)
-    advantage_T = signs(len(given.trainer))
+    batch = random_policies(6, responses=12)
+    advantage_T = signs(len(batch.trainer))
     for ratio in LEVELS:
-        together = weigh(factor(name, ratio), given, advantage_T)
+        together = weigh(factor(name, ratio), batch, advantage_T)
         for s in range(12):
-            alone, place_T = taken(given, [s])
-            found = weigh(factor(name, ratio), alone, advantage_T[place_T])
-            torch.testing.assert_close(found, together[place_T], rtol=1e-12, atol=1e-13)
+            alone, place_T = taken(batch, [s])
+            weight_T = weigh(factor(name, ratio), alone, advantage_T[place_T])
+            torch.testing.assert_close(weight_T, together[place_T], rtol=1e-12, atol=1e-13)
 
 
 def test_equal_policies_weigh_one_and_pull_nowhere() -> None:
@@ -107,9 +107,9 @@ def test_equal_policies_weigh_one_and_pull_nowhere() -> None:
     advantage_T = signs(len(same.rollout))
     for name in WEIGHTS:
         for ratio in LEVELS:
-            found = weigh(factor(name, ratio), same, advantage_T)
+            weight_T = weigh(factor(name, ratio), same, advantage_T)
             expected = torch.tensor(0.0 if name in ("pull", "covariance-pull") else 1.0, dtype=F64)
-            assert (found.abs() if name == "gbpo" else found).eq(expected).all(), name
+            assert (weight_T.abs() if name == "gbpo" else weight_T).eq(expected).all(), name
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 1, 0]], ids=str)
@@ -117,10 +117,10 @@ def test_equal_policies_weigh_one_and_pull_nowhere() -> None:
 def test_few_tokens(name: str, lengths: list[int]) -> None:
     empty = torch.zeros(sum(lengths), dtype=F64)
     drawn = policies(empty - 1, empty - 0.5)
-    given = Policies(drawn.rollout, drawn.trainer, None, torch.tensor([0, *lengths]).cumsum(0))
+    batch = Policies(drawn.rollout, drawn.trainer, None, torch.tensor([0, *lengths]).cumsum(0))
     for ratio in LEVELS:
-        found = weigh(factor(name, ratio), given, empty + 1)
-        assert found.shape == empty.shape and found.isfinite().all()
+        weight_T = weigh(factor(name, ratio), batch, empty + 1)
+        assert weight_T.shape == empty.shape and weight_T.isfinite().all()
 
 
 def two_responses() -> tuple[Policies, Tensor]:
@@ -133,8 +133,8 @@ def two_responses() -> tuple[Policies, Tensor]:
 
 
 def found(name: str, level: str = "token", **chosen: float) -> list[float]:
-    given, advantage_T = two_responses()
-    return weigh(factor(name, Ratio(level=level), **chosen), given, advantage_T).tolist()
+    batch, advantage_T = two_responses()
+    return weigh(factor(name, Ratio(level=level), **chosen), batch, advantage_T).tolist()
 
 
 def test_weights_by_hand() -> None:
@@ -177,9 +177,9 @@ def test_weights_by_hand() -> None:
 
 
 def test_a_token_without_advantage_adds_nothing_to_a_clipped_mean() -> None:
-    given, advantage_T = two_responses()
+    batch, advantage_T = two_responses()
     advantage_T[1] = 0
-    weight_T = weigh(factor("gmpo"), given, advantage_T)
+    weight_T = weigh(factor("gmpo"), batch, advantage_T)
     assert weight_T[0].item() == pytest.approx(exp((0.4 + 0 + 0.2) / 3))
 
 
@@ -204,8 +204,8 @@ def test_a_single_answer_has_a_median_of_0() -> None:
     """Its target is 1 ± ε by the sign of A: it is not its own median, whose target would be 1."""
     rollout = torch.tensor([-1.0], dtype=F64)
     for d, a, expected in ((0.1, 1.0, 1), (0.5, 1.0, -1), (-0.1, -1.0, 1), (-0.5, -1.0, -1)):
-        given = policies(rollout, rollout + d)
-        weight = weigh(factor("gbpo"), given, torch.tensor([a], dtype=F64)).item()
+        batch = policies(rollout, rollout + d)
+        weight = weigh(factor("gbpo"), batch, torch.tensor([a], dtype=F64)).item()
         assert weight == pytest.approx(expected * exp(d)), (d, a)
 
 
@@ -213,17 +213,17 @@ def test_where_one_factor_is_0_and_another_infinite_the_weight_is_0() -> None:
     """As with the clamps of frameworks; an infinite SAPO or VESPO ratio has the weight 0, too."""
     near, never = torch.tensor([-1.0], dtype=F64), torch.tensor([-inf], dtype=F64)
     for name in ("ppo-tis", "ppo-mis", "ppo-seq-tis", "vaco", "sapo"):
-        given = policies(near, near, never)
+        batch = policies(near, near, never)
         for a in (1.0, -1.0):
-            assert weight_T(TABLE[name], given, torch.tensor([a], dtype=F64)).item() == 0, name
+            assert weight_T(TABLE[name], batch, torch.tensor([a], dtype=F64)).item() == 0, name
     assert weight_T(TABLE["vespo"], policies(never, near), torch.ones(1, dtype=F64)).item() == 0
 
 
 def test_an_excluded_token_does_not_hide_the_covariance_of_others() -> None:
-    given, advantage_T = two_responses()
-    trainer = torch.cat([given.trainer, torch.tensor([-inf], dtype=F64)])
+    batch, advantage_T = two_responses()
+    trainer = torch.cat([batch.trainer, torch.tensor([-inf], dtype=F64)])
     rollout, advantage_T = (
-        torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (given.rollout, advantage_T)
+        torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (batch.rollout, advantage_T)
     )
     weight_T = weigh(
         factor("covariance-pull", share=0.4, beta=1.0), policies(rollout, trainer), advantage_T

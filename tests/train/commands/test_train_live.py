@@ -111,17 +111,19 @@ def test_each_evaluation_set_is_shown_where_there_are_several() -> None:
 
 def test_what_is_shown() -> None:
     view = view_of(30, runs=3, prompts_per_step=16, samples_per_prompt=8)
-    text, found = shown(view), rows(view)
+    text, view_rows = shown(view), rows(view)
     assert "run 1 of 3" in text and "30 of 100 steps · 7 min left · all runs 27 min" in text
-    assert re.fullmatch(r"0\.295 +0\.0100 ▁\S+█ 0\.295 +mean of 2 steps", found["reward"])
+    assert re.fullmatch(r"0\.295 +0\.0100 ▁\S+█ 0\.295 +mean of 2 steps", view_rows["reward"])
     # The axis spans at least 0.05, so equal values are drawn in its middle
-    assert re.fullmatch(r"0\.500 +0\.500 ▅▅▅ +0\.500 +at step 30", found["accuracy"])
-    assert re.fullmatch(r"0\.030 +0\.0010 ▁\S+█ 0\.030 +equal weights", found["|π − μ|"])
-    assert found["blocked"].startswith("0.0020") and found["blocked"].endswith("share of A ≠ 0")
-    assert found["bad"].startswith("0.00040") and found["length"].startswith("80.0")
-    assert found["entropy"].endswith("nats") and "trouble" not in found
-    assert found["sync"] == "proven at 30 of 30 checks"
-    assert found["time"] == "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30"
+    assert re.fullmatch(r"0\.500 +0\.500 ▅▅▅ +0\.500 +at step 30", view_rows["accuracy"])
+    assert re.fullmatch(r"0\.030 +0\.0010 ▁\S+█ 0\.030 +equal weights", view_rows["|π − μ|"])
+    assert view_rows["blocked"].startswith("0.0020") and view_rows["blocked"].endswith(
+        "share of A ≠ 0"
+    )
+    assert view_rows["bad"].startswith("0.00040") and view_rows["length"].startswith("80.0")
+    assert view_rows["entropy"].endswith("nats") and "trouble" not in view_rows
+    assert view_rows["sync"] == "proven at 30 of 30 checks"
+    assert view_rows["time"] == "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30"
     view.enter("sample")
     assert rows(view)["now"] == "sampling 128 responses, 0 s"
     assert "saving" in shown(view_of(100))
@@ -152,16 +154,16 @@ def test_a_number_is_formatted_alike_in_the_view_the_log_and_the_result() -> Non
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "kept"), [(77, 23, 9), (57, 19, 9), (57, 9, 6), (37, 9, 5), (37, 5, 1)]
+    ("width", "height", "count"), [(77, 23, 9), (57, 19, 9), (57, 9, 6), (37, 9, 5), (37, 5, 1)]
 )
 def test_a_small_terminal_loses_whole_lines_the_least_important_first(
-    width: int, height: int, kept: int
+    width: int, height: int, count: int
 ) -> None:
     view = view_of(30, runs=2)
     lines = [line.plain for line in view.lines(width, height)]
     assert len(lines) <= height and max(map(len, lines)) <= width and "…" not in "".join(lines)
     order = ("reward", "|π − μ|", "blocked", "accuracy", "bad", "length", "entropy", "time", "sync")
-    assert set(rows(view, width, height)) & set(order) == set(order[:kept])
+    assert set(rows(view, width, height)) & set(order) == set(order[:count])
 
 
 def test_before_the_first_step_it_shows_what_it_waits_for() -> None:

@@ -26,10 +26,10 @@ from tests.train.training_runs import EIGHT, ending, make_run
 
 
 def tables(view: Outline) -> dict[str, Table]:
-    found = [table for section in view.sections for table in section.tables]
-    assert len({table.title for table in found}) == len(found)
-    assert all(len(row) == len(table.columns) for table in found for row in table.rows)
-    return {table.title: table for table in found}
+    all_tables = [table for section in view.sections for table in section.tables]
+    assert len({table.title for table in all_tables}) == len(all_tables)
+    assert all(len(row) == len(table.columns) for table in all_tables for row in table.rows)
+    return {table.title: table for table in all_tables}
 
 
 def column(table: Table, title: str) -> list[str]:
@@ -64,10 +64,10 @@ def test_each_of_several_evaluation_sets_has_a_row() -> None:
         lines = [
             {
                 "step": step,
-                "eval_accuracy": sum(found) / 2,
-                "eval": dict(zip(names, found, strict=False)),
+                "eval_accuracy": sum(pair) / 2,
+                "eval": dict(zip(names, pair, strict=False)),
             }
-            for step, found in zip((0, 1, 2), accuracies, strict=True)
+            for step, pair in zip((0, 1, 2), accuracies, strict=True)
         ]
         return replace(run, records=[lines[0], *({**r, **lines[r["step"]]} for r in run.records)])
 
@@ -444,5 +444,5 @@ def test_nothing_sticks_out_in_a_browser(tmp_path: Path, browser: Browser, width
         render_html(drawn([make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)]))
     )
     browser.open(page, width)
-    found = browser.run(LAYOUT)
-    assert (found["scroll"], found["beyond"]) == (width, [])
+    layout = browser.run(LAYOUT)
+    assert (layout["scroll"], layout["beyond"]) == (width, [])

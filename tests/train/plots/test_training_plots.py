@@ -175,7 +175,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 @pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_runs(name: str, style: Style) -> None:
     data = TrainingAnalysis.of(CASES[name]())
-    names = [found for found, _ in plots_for(data)]
+    names = [plot_name for plot_name, _ in plots_for(data)]
     assert {"training-curves", "by-setting"} & set(names)
     for _, plot in plots_for(data):
         check_texts(drawn(plot, data, style), style)
@@ -226,14 +226,9 @@ def test_the_line_is_the_mean_of_the_seeds_and_the_band_their_range() -> None:
 
 def test_blocked_tokens_have_a_panel_unless_there_are_none(eight: list[TrainingRun]) -> None:
     title = "Blocked, % of A ≠ 0"
-    some, none = (
-        drawn(
-            load("training-curves"),
-            TrainingAnalysis.of([run for run in eight if run.algorithm in names]),
-            STYLES[0],
-        )
-        for names in (EIGHT, NEVER_BLOCK)
-    )
+    unblocked = [run for run in eight if run.algorithm in NEVER_BLOCK]
+    some = drawn(load("training-curves"), TrainingAnalysis.of(eight), STYLES[0])
+    none = drawn(load("training-curves"), TrainingAnalysis.of(unblocked), STYLES[0])
     assert len(titles(some)) == 6 and title in titles(some)
     assert [each for each in titles(some) if each not in titles(none)] == [title]
 

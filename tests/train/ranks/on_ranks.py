@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import socket
 import sys
@@ -21,7 +22,6 @@ from mismatch_cli.base.options import build, replace_settings
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import scaled_positions
 from mismatch_cli.models.adapters import start_lora
-from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import Sharding, saved_state, whole
 from mismatch_cli.processes.ranks import World
@@ -34,6 +34,7 @@ from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.train_config import TrainConfig, load_config
+from tests.train.learners import requests_of
 from tests.train.small_runs import (
     ON_RANKS,
     SHORT,
@@ -83,9 +84,8 @@ def as_ranks(count: int) -> list[dict[str, str]]:
         port = server.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     shared |= {"TORCHELASTIC_RUN_ID": "test"}
-    return [
-        os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)
-    ]
+    ranks = map(str, range(count))
+    return [os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
 
 
 def model(folder: Path, kind: str) -> str:
@@ -97,7 +97,7 @@ def samples(recomputed: bool = True) -> list[LearnedResponse]:
     which the second rank has, has one.
     """
     rng = np.random.default_rng(0)
-    found = []
+    results = []
     for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
         ids = rng.integers(0, VOCABULARY, length).tolist()
         topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
@@ -110,8 +110,8 @@ def samples(recomputed: bool = True) -> list[LearnedResponse]:
         moved, average = np.minimum(logp + noise, -1e-3).astype(np.float32)
         sample = LearnedResponse(rollout, advantage, moved, topk, (0, 0, 0, i // 3, i % 3), average)
         nothing = dict.fromkeys(("logp_recomputed_T", "topk_logp_recomputed_TK", "logp_average_T"))
-        found.append(sample if recomputed else replace(sample, **nothing))
-    return found
+        results.append(sample if recomputed else replace(sample, **nothing))
+    return results
 
 
 def loaded(
@@ -128,83 +128,89 @@ def share(world: World, things: list) -> list:
 
 
 def gathered(world: World, things: list) -> list:
-    return [thing for part in world.gather(things) for thing in part]
+    return list(itertools.chain.from_iterable(world.gather(things)))
 
 
 def gradients(folder: Path, world: World) -> None:
     """Gradients, and weights after a step of SGD, of every algorithm, and of one on every kind
     of model.
     """
-    cases = (
-        [("tied", name) for name in TABLE]
-        + [(kind, "dppo-binary-tv") for kind in MODELS]
-        + [("untied", "gspo")]
-    )
-    for aggregation in ("token-mean", "sequence-mean"):
-        cases.append(("tied", f"pg-is/{aggregation}"))
-    found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
+    trainers = {kind: loaded(folder, kind, world) for kind in MODELS}
+    cases = list(itertools.product(["tied"], TABLE))
+    cases += itertools.product(MODELS, ["dppo-binary-tv"])
+    cases += [("untied", "gspo"), ("tied", "pg-is/token-mean"), ("tied", "pg-is/sequence-mean")]
     for kind in ADAPTED:
         trainers[f"{kind} adapted"] = adapted = loaded(folder, kind, world)
-        start_lora(adapted.model, rank=4, alpha=8, targets="all-linear", seed=0)
-        with torch.no_grad():  # with B at 0, A would have no gradient
-            for name, weight in adapted.model.named_parameters():
-                if ".lora_B" in name:
-                    weight.copy_(torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight))
+        _adapt(adapted)
         cases.append((f"{kind} adapted", "dppo-binary-tv"))
-    for kind, case in cases:
-        name, _, aggregation = case.partition("/")
-        config = replace_settings(CONFIG, aggregation=aggregation or CONFIG.aggregation)
-        learner = Learner(
-            trainers[kind], parse_algorithm(name, training=True), PLAIN, config, world
-        )
-        (optimised,) = learner.optimizer.param_groups
-        names = [n for n, weight in learner.model.named_parameters() if weight.requires_grad]
-        masters = dict(zip(names, optimised["params"], strict=True))
-        before = {name: master.detach().clone() for name, master in masters.items()}
-        learner.optimizer = torch.optim.SGD(masters.values(), lr=0.1)
-        update = learner.update(
-            share(world, samples(recomputed=parse_algorithm(name).needs_recomputed))
-        )
-        found[f"{kind} {case}"] = result = {
-            "norm": update.grad_norm,
-            "gradient": {name: whole(master.grad).clone() for name, master in masters.items()},
-            "after": {name: whole(master).detach().clone() for name, master in masters.items()},
-            "logp": gathered(world, update.logp),
-        }
-        if case == "dppo-binary-tv":  # the weights that compute have learnt
-            requests = [ScoreRequest.of(sample.rollout) for sample in samples()]
-            scores_of = trainers[kind].score(share(world, requests), token_budget=1)
-            result["next"] = gathered(world, [score.logp_T for score in scores_of])
-        with torch.no_grad():
-            for name, master in masters.items():
-                master.copy_(before[name])
-                master.grad = None
-    _keep(found, folder, world)
+    results = {f"{kind} {case}": _step(trainers[kind], case, world) for kind, case in cases}
+    _keep(results, folder, world)
     if world.size == 2:
         saved(trainers["tied"], folder, world)
     scores(folder, world)
+
+
+def _adapt(trainer: Trainer) -> None:
+    start_lora(trainer.model, rank=4, alpha=8, targets="all-linear", seed=0)
+    # With B at 0, A would have no gradient
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if ".lora_B" in name:
+                weight.copy_(torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight))
+
+
+def _step(trainer: Trainer, case: str, world: World) -> dict[str, Any]:
+    """One step of SGD by an algorithm, after which the trainer has its weights back."""
+    name, _, aggregation = case.partition("/")
+    config = replace_settings(CONFIG, aggregation=aggregation or CONFIG.aggregation)
+    learner = Learner(trainer, parse_algorithm(name, training=True), PLAIN, config, world)
+    (optimised,) = learner.optimizer.param_groups
+    names = [n for n, weight in learner.model.named_parameters() if weight.requires_grad]
+    masters = dict(zip(names, optimised["params"], strict=True))
+    # A step of SGD shows the gradient in the weights, one of AdamW only its sign
+    learner.optimizer = torch.optim.SGD(masters.values(), lr=0.1)
+    learned = samples(recomputed=parse_algorithm(name).needs_recomputed)
+    before = [master.detach().clone() for master in masters.values()]
+    update = learner.update(share(world, learned))
+    result = {
+        "norm": update.grad_norm,
+        "gradient": {name: whole(master.grad).clone() for name, master in masters.items()},
+        "after": {name: whole(master).detach().clone() for name, master in masters.items()},
+        "logp": gathered(world, update.logp),
+    }
+    # The weights that compute have learnt
+    if case == "dppo-binary-tv":
+        scores_of = trainer.score(share(world, requests_of(samples())), token_budget=1)
+        result["next"] = gathered(world, [score.logp_T for score in scores_of])
+    with torch.no_grad():
+        for master, weight in zip(masters.values(), before, strict=True):
+            master.copy_(weight)
+            master.grad = None
+    return result
 
 
 def scores(folder: Path, world: World) -> None:
     """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and
     one that learns.
     """
-    requests = [ScoreRequest.of(sample.rollout) for sample in samples()]
-    found = {}
+    requests = requests_of(samples())
+    results = {}
     for kind in ("tied", "no plan", "experts"):
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer, own = loaded(folder, kind, world, dtype, learns), share(world, requests)
-            read = [vars(score) for score in trainer.score(own, token_budget=1)]
-            seen = gathered(world, read)
-            with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
+            scored = gathered(world, list(map(vars, trainer.score(own, token_budget=1))))
+            # As `diagnose` reads responses
+            with scaled_positions(2.0).changed(trainer.model):
                 moved = [{"logp_T": s.logp_T} for s in trainer.score(own, token_budget=1)]
             # That model has no such positions
-            seen += gathered(world, moved) if kind != "no plan" else []
-            trainer.score_again(own, token_budget=100)  # no rank waits for the others
+            if kind != "no plan":
+                scored += gathered(world, moved)
+            # No rank waits for the others
+            trainer.score_again(own, token_budget=100)
             described = trainer.describe()
             del described["threads"]
-            found[kind, dtype, learns] = seen, described
-    _keep(found, folder, world, "scores")
+            results[kind, dtype, learns] = scored, described
+    _keep(results, folder, world, "scores")
 
 
 def of_learner(learner: Learner) -> dict[str, torch.Tensor]:
@@ -226,10 +232,10 @@ def restored(folder: Path, world: World) -> None:
     checkpoint = latest_checkpoint(folder / "run", world)
     assert checkpoint is not None
     learner.restore(checkpoint.facts["learner"], checkpoint.load)
-    found = of_learner(learner)
+    state = of_learner(learner)
     learner.update(share(world, samples(recomputed=False)))
     after = of_learner(learner)
-    _keep({"found": found, "after": after, "version": learner.version}, folder, world)
+    _keep({"found": state, "after": after, "version": learner.version}, folder, world)
 
 
 def trained(folder: Path, world: World) -> None:
@@ -281,10 +287,12 @@ def sent(folder: Path, world: World) -> None:
 
 def _storage_bytes() -> int:
     """Bytes of all tensors that are alive, each storage once."""
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    tensors = [thing for thing in gc.get_objects() if type(thing) in kinds]
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    sizes = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            storage = thing.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def deserted(_: Path, world: World) -> None:
@@ -293,9 +301,9 @@ def deserted(_: Path, world: World) -> None:
         world.barrier()
 
 
-def _keep(found: object, folder: Path, world: World, name: str = "found") -> None:
+def _keep(result: object, folder: Path, world: World, name: str = "found") -> None:
     if world.first:
-        torch.save(found, folder / f"{name}-{world.size}.pt")
+        torch.save(result, folder / f"{name}-{world.size}.pt")
 
 
 def kept(folder: Path, ranks: int, name: str = "found") -> dict:
@@ -305,8 +313,12 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function
-        for function in (gradients, restored, trained, dynamic, sent, deserted)
+        "gradients": gradients,
+        "restored": restored,
+        "trained": trained,
+        "dynamic": dynamic,
+        "sent": sent,
+        "deserted": deserted,
     }
     with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)

@@ -79,9 +79,9 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     code, said = training.ended()
     assert code == 130 and said.count("Interrupted.") == 1
     assert "Stopped and saved. Continue with the same command" in said
-    found = lines(tmp_path / "run")
-    assert [line["step"] for line in found] == list(range(1, len(found) + 1))
-    assert {line["sync"] for line in found} <= {"proven", "unchecked"} and found[1][
+    records = lines(tmp_path / "run")
+    assert [line["step"] for line in records] == list(range(1, len(records) + 1))
+    assert {line["sync"] for line in records} <= {"proven", "unchecked"} and records[1][
         "sync"
     ] == "proven"
     trace = pq.read_table(tmp_path / "run" / "traces" / "step-2" / "shard-00000.parquet")
@@ -91,7 +91,7 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
         "vllm-1.log",
     }
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
-    assert newest.name == f"step-{found[-1]['step']:06d}"
+    assert newest.name == f"step-{records[-1]['step']:06d}"
     checkpoint = json.loads((newest / "state.json").read_text())
     assert checkpoint["ranks"] == 2 and len(checkpoint["files"]) == 2
 
@@ -177,11 +177,11 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
     for process in started:
         said = process.ended(within=200)
         assert process.returncode == 0, said
-    found = []
+    results = []
     for name in ("one", "dealt", "spread"):
         findings = json.loads((tmp_path / name / "summary.json").read_text())["findings"]
-        found.append({finding["check"]: finding for finding in findings})
-    one, *others = found
+        results.append({finding["check"]: finding for finding in findings})
+    one, *others = results
     assert one["stale-weights"]["status"] == "clear" and one["stale-weights"]["effect"]
     for other in others:
         assert {name: finding["status"] for name, finding in other.items()} == {
@@ -219,8 +219,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
 )
 def test_what_ranks_cannot_share_gives_one_sentence(tmp_path, arguments, sentence):
     code, said = run(*arguments, "--quiet", "--output", str(tmp_path / "run"))
-    told = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
-    assert code in (1, 2) and len(told) == 1 and sentence in told[0], said
+    messages = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
+    assert code in (1, 2) and len(messages) == 1 and sentence in messages[0], said
     assert lines(tmp_path / "run") == []
 
 

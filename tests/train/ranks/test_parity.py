@@ -40,13 +40,13 @@ def test_gradients_and_steps_are_those_of_one_rank(gradients):
     one, two = gradients
     assert one.keys() == two.keys() and len(one) > 35
     for case, expected in one.items():
-        found = two[case]
-        assert found["norm"] == pytest.approx(expected["norm"], rel=1e-5), case
+        result = two[case]
+        assert result["norm"] == pytest.approx(expected["norm"], rel=1e-5), case
         for kind in ("gradient", "after"):
-            assert found[kind].keys() == expected[kind].keys()
+            assert result[kind].keys() == expected[kind].keys()
             for name, tensor in expected[kind].items():
                 largest = float(tensor.abs().max())
-                error = float((found[kind][name] - tensor).abs().max())
+                error = float((result[kind][name] - tensor).abs().max())
                 assert error <= TOLERANCE * largest, (case, kind, name, error / largest)
 
 
@@ -61,7 +61,7 @@ def test_measurements_before_and_after_the_step_are_the_same(gradients):
 def test_an_algorithm_changes_the_gradient(gradients):
     """Otherwise the comparison above would prove nothing."""
     one, _ = gradients
-    norms = {case: found["norm"] for case, found in one.items() if case.startswith("tied")}
+    norms = {case: result["norm"] for case, result in one.items() if case.startswith("tied")}
     assert len(set(norms.values())) > 15
     assert [case for case, norm in norms.items() if norm == 0] == [
         f"tied {name}"
@@ -76,16 +76,16 @@ def test_scores_are_those_of_one_rank(gradients, folder):
     one, two = kept(folder, 1, "scores"), kept(folder, 2, "scores")
     assert one.keys() == two.keys()
     for case, (scores, described) in one.items():
-        found, told = two[case]
-        assert told == described, case
-        for expected, seen in zip(scores, found, strict=True):
-            assert expected.keys() == seen.keys()
+        rank_scores, description = two[case]
+        assert description == described, case
+        for expected, score in zip(scores, rank_scores, strict=True):
+            assert expected.keys() == score.keys()
             for column, values in expected.items():
                 if case[1] == "bfloat16":  # a kernel may round a logit to its neighbour
-                    assert values is None or np.mean(seen[column] != values) < 0.05, (case, column)
+                    assert values is None or np.mean(score[column] != values) < 0.05, (case, column)
                 elif values is not None:
                     np.testing.assert_allclose(
-                        seen[column], values, atol=2e-6, err_msg=f"{case} {column}"
+                        score[column], values, atol=2e-6, err_msg=f"{case} {column}"
                     )
 
 

@@ -56,8 +56,8 @@ def test_the_numbers_are_those_of_a_hand() -> None:
     assert area is not None and steps is not None and time is not None
     apart_S = np.mean(FAST, axis=1) - np.mean(SLOW, axis=1)
     half = 4.303 * apart_S.std(ddof=1) / np.sqrt(3)
-    found = area.difference
-    assert (found.value, found.low, found.high) == pytest.approx(
+    difference = area.difference
+    assert (difference.value, difference.low, difference.high) == pytest.approx(
         (apart_S.mean(), apart_S.mean() - half, apart_S.mean() + half)
     )
     assert list(claim.by_seed.values()) == pytest.approx(apart_S.tolist())
@@ -88,9 +88,11 @@ def test_a_pilot_whose_difference_was_computed_by_hand() -> None:
                  .16 .22 .52 .82 .90 .96 .99"""
     curves = [np.array(text.split(), dtype=float).reshape(3, 7) for text in (trusted, clipped)]
     claim = claim_of(*(rewards.tolist() for rewards in curves))
-    found = claim.area.difference
-    assert found.value is not None and found.high is not None
-    assert (found.value, found.high - found.value) == pytest.approx((0.154, 0.115), abs=0.002)
+    difference = claim.area.difference
+    assert difference.value is not None and difference.high is not None
+    assert (difference.value, difference.high - difference.value) == pytest.approx(
+        (0.154, 0.115), abs=0.002
+    )
     assert claim.answer == SHOWN
 
 

@@ -41,10 +41,10 @@ def test_the_band_goes_from_the_lowest_to_the_highest_seed() -> None:
 
 
 def test_an_interval_over_seeds_is_student_s() -> None:
-    found = over_seeds([1.0, 2.0, None, 6.0])
+    estimate = over_seeds([1.0, 2.0, None, 6.0])
     half = 4.3027 * np.std([1, 2, 6], ddof=1) / np.sqrt(3)
     np.testing.assert_allclose(
-        [found.value, found.low, found.high], [3, 3 - half, 3 + half], rtol=1e-3
+        [estimate.value, estimate.low, estimate.high], [3, 3 - half, 3 + half], rtol=1e-3
     )
     assert over_seeds([0.5]) == Estimate(0.5, note=ONE_SEED) and over_seeds([None]) == Estimate(
         None, note=ONE_SEED
@@ -103,17 +103,17 @@ def test_seeds_that_both_have_are_paired() -> None:
 
 def test_other_seeds_are_compared_by_welch() -> None:
     own, other = [0.9, 0.8, 0.85], [0.5, 0.1, 0.4, 0.3]
-    found = difference(list(enumerate(own)), [(10 + n, value) for n, value in enumerate(other)])
+    estimate = difference(list(enumerate(own)), [(10 + n, value) for n, value in enumerate(other)])
     variance = np.var(own, ddof=1) / 3, np.var(other, ddof=1) / 4
     degrees = sum(variance) ** 2 / (variance[0] ** 2 / 2 + variance[1] ** 2 / 3)
     assert 3 < degrees < 4
     half = 3.182 * np.sqrt(sum(variance))
     np.testing.assert_allclose(
-        [found.estimate.value, found.estimate.high - found.estimate.low],
+        [estimate.estimate.value, estimate.estimate.high - estimate.estimate.low],
         [np.mean(own) - np.mean(other), 2 * half],
         rtol=1e-3,
     )
-    assert found.pairs == 0 and found.is_above
+    assert estimate.pairs == 0 and estimate.is_above
 
 
 def test_equal_values_have_no_interval() -> None:
