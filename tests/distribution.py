@@ -49,8 +49,10 @@ def metadata_of(sdist: Path, wheel: Path) -> Metadata:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         raw = archive.read(name)
     with tarfile.open(sdist) as archive:
-        found = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
-        assert found is not None and found.read() == raw, "sdist and wheel have different metadata"
+        pkg_info = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert pkg_info is not None and pkg_info.read() == raw, (
+            "sdist and wheel have different metadata"
+        )
     metadata = Metadata.from_email(raw, validate=True)
     unknown = set(metadata.classifiers or ()) - set(classifiers)
     assert not unknown, f"PyPI refuses the classifiers {unknown}"
@@ -96,7 +98,7 @@ def may_be_released(metadata: Metadata, tag: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = check(Path(sys.argv[1]))
-    if forbidden := [reason for tag in sys.argv[2:] for reason in may_be_released(found, tag)]:
+    checked = check(Path(sys.argv[1]))
+    if forbidden := [reason for tag in sys.argv[2:] for reason in may_be_released(checked, tag)]:
         sys.exit("\n".join(f"dist: {reason}." for reason in forbidden))
-    print(f"dist: {found.name} {found.version} is sound.")
+    print(f"dist: {checked.name} {checked.version} is sound.")

@@ -332,10 +332,6 @@ READS_WELL = {
 }
 
 
-# Participles in tests of the pages, which are left
-LEFT = {"helpers": 8, "tests": 37}
-
-
 def measured() -> dict[str, float]:
     """Every number of the package by its name."""
     return {name: len(list(places())) for name, places in COUNTS.items()} | rates(files())
@@ -368,9 +364,9 @@ def beside() -> dict[str, dict[str, float]]:
     return numbers
 
 
-def most(part: str, name: str) -> float:
-    """The limit of a number beside the package."""
-    return READS_WELL.get(name, LEFT.get(part, 0))
+def most_beside(name: str) -> float:
+    """The limit of a number beside the package: names are nouns there too."""
+    return READS_WELL.get(name, 0)
 
 
 def ratchets() -> dict[str, float]:
@@ -407,7 +403,7 @@ def main(arguments: list[str]) -> None:
         print(f"{name:<36}{value:>10,g}   at most {may.get(name, value):,g}")
     for part, numbers in beside().items():
         for name, value in numbers.items():
-            print(f"{part + ': ' + name:<36}{value:>10,g}   at most {most(part, name):,g}")
+            print(f"{part + ': ' + name:<36}{value:>10,g}   at most {most_beside(name):,g}")
     print(f"{'tokens':<36}{tokens(files()):>10,}")
     for room, size in tokens_by_room().most_common(12):
         print(f"  {room:<34}{size:>10,}")

@@ -195,7 +195,7 @@ def test_lab_and_helpers_read_like_the_package():
     above = {}
     for part, numbers in house.beside().items():
         for name, value in numbers.items():
-            if value > house.most(part, name):
+            if value > house.most_beside(name):
                 above[part, name] = value
     assert above == {}
 

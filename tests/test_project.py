@@ -41,7 +41,9 @@ def test_github_shows_the_forms(path):
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form["name"] and form["description"] and form["labels"]
     ids = [element["id"] for element in form["body"] if element["type"] != "markdown"]
-    assert len(ids) == len(set(ids)) >= 3 and all(re.fullmatch(r"[\w-]+", known) for known in ids)
+    assert len(ids) == len(set(ids)) >= 3 and all(
+        re.fullmatch(r"[\w-]+", identifier) for identifier in ids
+    )
     for element in form["body"]:
         assert element["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
         assert element["attributes"].get("value" if element["type"] == "markdown" else "label")
@@ -183,13 +185,15 @@ def test_security_names_flags_and_tests_that_exist():
 
 def test_the_image_is_built_from_what_is_there():
     lines = re.sub(r"\\\n", " ", text_of("Dockerfile"))
-    kept = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
+    exceptions = {
+        line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")
+    }
     sources = {
         word
         for line in re.findall(r"^COPY (?!--from)(.*) \S+$", lines, re.M)
         for word in line.split()
     } - {"."}
-    assert all((ROOT / name).exists() for name in kept | sources) and sources <= kept
+    assert all((ROOT / name).exists() for name in exceptions | sources) and sources <= exceptions
     needed = {
         "hatch_build.py",
         "pyproject.toml",
@@ -198,7 +202,7 @@ def test_the_image_is_built_from_what_is_there():
         "docs",
         "sample_data",
     }
-    assert needed | set(PROJECT["license-files"]) <= kept
+    assert needed | set(PROJECT["license-files"]) <= exceptions
     python = re.search(r"^PYTHON \?= python(.*)$", text_of("Makefile"), re.M)[1]
     assert set(re.findall(r"^FROM python:([\d.]+)", lines, re.M)) == {python}
     assert re.search(r"^USER 1000$", lines, re.M) and 'ENTRYPOINT ["mismatch-cli"]' in lines

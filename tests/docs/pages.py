@@ -67,15 +67,15 @@ class Line:
 def steps(page: Path) -> list[File | Change | Line]:
     """What a page asks its reader to do, in order."""
     text = page.read_text(encoding="utf-8")
-    found: list[tuple[int, File | Change | Line]] = []
+    numbered: list[tuple[int, File | Change | Line]] = []
     for block in _FENCE.finditer(text):
         number, (kind, content) = text.count("\n", 0, block.start()) + 2, block.groups()
         if named := _FILE.match(content):
-            found.append((number, (Change if kind == "diff" else File)(named.group(1), content)))
+            numbered.append((number, (Change if kind == "diff" else File)(named.group(1), content)))
         elif kind == "console":
-            found += [(line.number, line) for line in _session(content, number)]
+            numbered += [(line.number, line) for line in _session(content, number)]
         else:  # a line of a CI file
-            found += [
+            numbered += [
                 (number + row, Line(said.group(1), number + row))
                 for row, line in enumerate(content.splitlines())
                 if (said := re.search(r"(?:- run|script): (mismatch-cli .*)", line))
@@ -84,8 +84,8 @@ def steps(page: Path) -> list[File | Change | Line]:
         _FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
     ):
         number = text.count("\n", 0, line.start()) + 1
-        found.append((number, Line(line.group(1), number)))
-    return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+        numbered.append((number, Line(line.group(1), number)))
+    return [step for _, step in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def additions(page: Path) -> list[File | Change]:
@@ -108,8 +108,12 @@ def _session(content: str, number: int) -> Iterator[Line]:
         elif first.startswith("$ ") and first != f"$ {EXIT_CODE}":
             line = Line(first[2:], number, shown, elsewhere=elsewhere)
             after = content.partition(part)[2]
-            asked = re.match(rf"\$ {re.escape(EXIT_CODE)}\n(\d+)$", after, re.M)
-            yield Line(line.text, number, shown, int(asked.group(1)), elsewhere) if asked else line
+            exit_code = re.match(rf"\$ {re.escape(EXIT_CODE)}\n(\d+)$", after, re.M)
+            yield (
+                Line(line.text, number, shown, int(exit_code.group(1)), elsewhere)
+                if exit_code
+                else line
+            )
         number += part.count("\n")
 
 
@@ -152,14 +156,14 @@ def text_of(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for heading in re.findall(r"^#+ (.*)$", text, re.M):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(
             " ", "-"
         )
-        found[slug] = found.get(slug, -1) + 1
+        counts[slug] = counts.get(slug, -1) + 1
     return {
         f"{slug}-{again}" if again else slug
-        for slug, times in found.items()
+        for slug, times in counts.items()
         for again in range(times + 1)
     }

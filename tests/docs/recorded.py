@@ -46,9 +46,9 @@ def steps_of_the_run() -> Iterator[tuple[int, list[Row]]]:
 
 def block(text: str, kind: str) -> str:
     """The first block of a kind on a page."""
-    found = re.search(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S)
-    assert found, f"The page has no {kind} block."
-    return found.group(1)
+    match = re.search(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S)
+    assert match, f"The page has no {kind} block."
+    return match.group(1)
 
 
 def _trl(text: str) -> None:

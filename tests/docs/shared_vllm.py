@@ -40,8 +40,8 @@ class SharedVllm:
 
     def load(self, settings: EngineSettings, more: dict[str, Any]) -> Any:
         weights = Path(settings.model, "model.safetensors").resolve()
-        asked = (weights, settings.dtype, settings.seed, settings.full, settings.top_logprobs)
-        key = repr((asked, settings.extra, more))
+        engine_key = (weights, settings.dtype, settings.seed, settings.full, settings.top_logprobs)
+        key = repr((engine_key, settings.extra, more))
         if key not in self._shared:
             self._shared[key] = self._load(settings, more)
             self._all.append(self._shared[key])

@@ -123,12 +123,12 @@ def put_together(folder: Path) -> Path:
         sorted(set(nav) - set(places.values())),
     )
     assert not unnamed and not absent, f"nav of zensical.toml lacks {unnamed}, names {absent}"
-    for named_here, given in {
+    for named_here, replacement in {
         'custom_dir = "docs/theme"': f'custom_dir = "{DOCS / "theme"}"',
         "[project]\n": f'[project]\nrepo_url = "{REPOSITORY}"\n',
     }.items():
         assert config.count(named_here) == 1
-        config = config.replace(named_here, given)
+        config = config.replace(named_here, replacement)
     written = {f"docs/{place}": staged(page, places).encode() for page, place in places.items()}
     written |= {
         f"docs/images/{path.name}": path.read_bytes() for path in (DOCS / "images").iterdir()

@@ -77,16 +77,16 @@ _OTHERS = re.compile(
 
 def cited(text: str) -> set[str]:
     """The numbers in a clause, as the keys of `V3`."""
-    found = set()
+    cited_numbers = set()
     for kind, pattern in _KINDS:
         for numbers in re.findall(pattern, text):
             first, *rest = re.split(r", | to | and |–", numbers)
             last = rest[-1] if " to " in numbers or "–" in numbers else None
             if last and last.isdigit():
-                found |= {f"{kind}{n}" for n in range(int(first), int(last) + 1)}
+                cited_numbers |= {f"{kind}{n}" for n in range(int(first), int(last) + 1)}
             else:
-                found |= {f"{kind}{n}" for n in (first, *rest)}
-    return found
+                cited_numbers |= {f"{kind}{n}" for n in (first, *rest)}
+    return cited_numbers
 
 
 def clauses(path: Path) -> list[str]:
@@ -101,14 +101,14 @@ def clauses(path: Path) -> list[str]:
 
 
 def test_every_number_is_one_of_the_third_version() -> None:
-    found: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for path in TEXTS:
         for clause in clauses(path):
             for key in cited(clause) - set(V3):
-                found.setdefault(key, set()).add(f"{path.relative_to(ROOT)}: {clause[:80]!r}")
+                places.setdefault(key, set()).add(f"{path.relative_to(ROOT)}: {clause[:80]!r}")
     # In the sentence that says what other versions number
-    found.pop("eq. 9", None), found.pop("eq. 10", None)
-    assert not found
+    places.pop("eq. 9", None), places.pop("eq. 10", None)
+    assert not places
     # It reads them
     assert sum(len(cited(clause)) for path in TEXTS for clause in clauses(path)) > 100
 

@@ -135,8 +135,8 @@ def _copy(source: Path, target: Path, there: set[str]) -> None:
 def test_no_line_of_the_guide_is_overlooked(page):
     """Whatever looks like a line to type is found as one, or says what else it needs."""
     looks = [line for line in not_in_a_session(page) if re.search(r"(?<!`)mismatch-cli ", line)]
-    found = {step.text for step in steps(page) if isinstance(step, Line)}
-    assert [line for line in looks if not any(text in line for text in found)] == []
+    lines = {step.text for step in steps(page) if isinstance(step, Line)}
+    assert [line for line in looks if not any(text in line for text in lines)] == []
 
 
 def test_what_cannot_be_typed_here_is_little():

@@ -106,29 +106,28 @@ def constants_of(item: str, decides: str) -> Iterator[Constant]:
 
 def test_every_constant_that_decides_is_in_the_inventory_with_its_value():
     listed = {
-        file: sorted((each.name, each.value) for each in found)
-        for file, found in inventory().items()
+        file: sorted((each.name, each.value) for each in rows) for file, rows in inventory().items()
     }
     written = {}
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
-        if found := sorted(constants(ast.parse(path.read_text(encoding="utf-8")))):
-            written[name] = found
+        if numbers := sorted(constants(ast.parse(path.read_text(encoding="utf-8")))):
+            written[name] = numbers
     assert listed == written
 
 
 def test_without_words_for_what_it_decides_a_constant_is_of_a_check():
-    for file, found in inventory().items():
+    for file, constants in inventory().items():
         assert (
             file.startswith("diagnosis/checks/")
             or file in FIND
-            or not any(each.decides == "found" for each in found)
+            or not any(each.decides == "found" for each in constants)
         ), file
 
 
 def test_what_is_not_free_of_scale_says_why_it_is_harmless():
-    for file, found in inventory().items():
-        for each in found:
+    for file, constants in inventory().items():
+        for each in constants:
             harmless = re.match(r"! \w", each.note)
             assert not ABSOLUTE.search(each.unit) or harmless, f"{file}: {each.name}"
 

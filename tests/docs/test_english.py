@@ -105,27 +105,24 @@ def tracked() -> list[Path]:
 
 
 def test_the_worst_phrases_are_gone():
-    found = [phrase for path in tracked() for phrase in phrases(path)]
-    assert not found, "\n".join(
-        f"{f.path.relative_to(ROOT)}:{f.line}: “{f.phrase}” → {f.better}" for f in found
+    bad_phrases = [phrase for path in tracked() for phrase in phrases(path)]
+    assert not bad_phrases, "\n".join(
+        f"{f.path.relative_to(ROOT)}:{f.line}: “{f.phrase}” → {f.better}" for f in bad_phrases
     )
 
 
 def test_phrases_are_found_across_lines_and_joined_strings(tmp_path):
     path = tmp_path / "module.py"
     path.write_text('# It is\n# no trace.\nraise Error(\n    "the run goes "\n    f"on"\n)\n')
-    assert [(found.line, found.better) for found in phrases(path)] == [
+    assert [(hit.line, hit.better) for hit in phrases(path)] == [
         (1, "is not a …"),
         (4, "continue, resume"),
     ]
 
 
 if __name__ == "__main__":
-    asked = [Path(name).resolve() for name in sys.argv[1:]]
+    paths = [Path(name).resolve() for name in sys.argv[1:]]
     for file in tracked():
-        if not asked or any(file == each or each in file.parents for each in asked):
-            for found in phrases(file):
-                print(
-                    f"{found.path.relative_to(ROOT)}:{found.line}: “{found.phrase}” → "
-                    f"{found.better}"
-                )
+        if not paths or any(file == each or each in file.parents for each in paths):
+            for hit in phrases(file):
+                print(f"{hit.path.relative_to(ROOT)}:{hit.line}: “{hit.phrase}” → {hit.better}")

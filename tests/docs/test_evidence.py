@@ -25,20 +25,20 @@ NUMBER_OF_RUNS = {
 
 
 def keep(folder: Path, run: evidence.Run, rewards: list[float]) -> None:
-    kept = folder / run.name
-    kept.mkdir(parents=True)
+    copy = folder / run.name
+    copy.mkdir(parents=True)
     lines = [
         json.dumps({"step": step, "reward": reward, "blocked_rare": 0.4, "seconds": {"update": 2}})
         for step, reward in enumerate(rewards, start=1)
     ]
-    (kept / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     settings = f'algorithm = "{run.algorithm}"\nseed = {run.seed}\n'
-    (kept / "config.toml").write_text(settings, encoding="utf-8")
+    (copy / "config.toml").write_text(settings, encoding="utf-8")
 
 
 def test_the_page_has_what_the_kept_runs_say():
-    kept = Evidence(evidence.design, evidence.KEPT)
-    tables = "\n\n".join(evidence_page.tables(kept))
+    evidence_again = Evidence(evidence.design, evidence.KEPT)
+    tables = "\n\n".join(evidence_page.tables(evidence_again))
     assert is_renewed(evidence_page.PAGE, evidence_page.MARK, tables)
 
 
@@ -81,16 +81,16 @@ def test_differences_are_paired_by_seed_over_shared_steps(tmp_path):
             ahead = 0.2 + run.seed / 1000 if run.algorithm == DPPO else 0.0
             rewards = [run.seed + ahead, run.seed + ahead, 99.0][: 2 + (run.algorithm == DPPO)]
             keep(tmp_path, run, rewards)
-    kept = Evidence(evidence.design, tmp_path)
+    of_runs = Evidence(evidence.design, tmp_path)
     (grpo, dppo), area = (Cell("tokens", 16, name) for name in (GRPO, DPPO)), evidence_page.area
-    found = kept.gap(dppo, grpo, area)
-    assert found.value == pytest.approx(0.222) and 0.21 < found.low < found.high < 0.23
-    assert [cell for cell, _ in kept.doses()] == [grpo]
-    assert kept.gap(dppo, Cell("tokens", 2, GRPO), area).value is None
-    page = "\n".join(evidence_page.tables(kept))
+    gap = of_runs.gap(dppo, grpo, area)
+    assert gap.value == pytest.approx(0.222) and 0.21 < gap.low < gap.high < 0.23
+    assert [cell for cell, _ in of_runs.doses()] == [grpo]
+    assert of_runs.gap(dppo, Cell("tokens", 2, GRPO), area).value is None
+    page = "\n".join(evidence_page.tables(of_runs))
     assert "| 1 | 16 updates: DPPO − GRPO | > 0 | 0.222 [0.220, 0.224] | **shown** |" in page
     assert "images/evidence-tokens.png" in page and "images/evidence-real.png" not in page
-    evidence_page.draw(kept, tmp_path)
+    evidence_page.draw(of_runs, tmp_path)
     drawn = sorted(path.name for path in tmp_path.glob("*.png"))
     assert drawn == ["evidence-dose.png", "evidence-tokens.png"]
 

@@ -72,16 +72,16 @@ def test_the_importer_is_found_by_what_the_dump_holds(desk):
 
 def test_the_check_explains_the_gap(desk):
     findings = read(desk / "import-toy" / "diagnosis" / "summary.json")["findings"]
-    (found,) = [finding for finding in findings if finding["check"] == "few-decimals"]
-    assert found["status"] == "found" and found["explains"] > 0.9
+    (few_decimals,) = [finding for finding in findings if finding["check"] == "few-decimals"]
+    assert few_decimals["status"] == "found" and few_decimals["explains"] > 0.9
 
 
 def test_the_metric_stands_in_the_tables_of_terminal_page_and_json(desk):
     """The terminal's is on the page of the guide."""
-    found = read(desk / "with-metric" / "summary.json")["pairs"]["mismatch"]["metrics"][
+    metric = read(desk / "with-metric" / "summary.json")["pairs"]["mismatch"]["metrics"][
         "large_gaps"
     ]
-    assert found["low"] < found["value"] < found["high"]
+    assert metric["low"] < metric["value"] < metric["high"]
     assert "above 0.1 nats" in (desk / "with-metric" / "report.html").read_text(encoding="utf-8")
 
 

@@ -82,7 +82,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    known = (
+    flags = (
         {"--version", "--help", "--install-completion", "--show-completion"}
         | FOREIGN
         | {flag for command in NAMES for flag in flags_of(command)}
@@ -91,7 +91,7 @@ def test_every_flag_that_is_named_exists() -> None:
         (where, flag)
         for where, text in texts()
         for flag in _FLAG.findall(text)
-        if flag not in known
+        if flag not in flags
     }
     assert not unknown
 

@@ -109,7 +109,7 @@ def scatter() -> str:
         quantity, _, statistic = m.key.rpartition("_")
         quantities.setdefault(quantity, []).append(f"`_{statistic}`")
         assert m.formula.endswith("in the bin of μ") and m.source == f"{DPPO}, Fig. 2"
-    (statistics,) = {", ".join(found) for found in quantities.values()}
+    (statistics,) = {", ".join(names) for names in quantities.values()}
     return f"{', '.join(f'`{quantity}`' for quantity in quantities)} + {statistics}\n"
 
 
@@ -122,11 +122,11 @@ def source_of(rule: ModuleType) -> str:
 def parameters(module: ModuleType, values: Mapping[str, Any]) -> str:
     """`δ max_kl 0.05`: each with its letter, if it has one, and its default."""
     letters = trust_regions.symbols(module)
-    given = []
+    thresholds = []
     for name, value in values.items():
         number = f"{value:g}" if isinstance(value, float) else str(value)
-        given.append(f"{letters.get(name, '')} `{name}` {number}".strip())
-    return ", ".join(given)
+        thresholds.append(f"{letters.get(name, '')} `{name}` {number}".strip())
+    return ", ".join(thresholds)
 
 
 def masks() -> str:
@@ -134,8 +134,8 @@ def masks() -> str:
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
         formula = mask.formula.removesuffix(f" ({mask.settings})")
-        given = parameters(mask.module, mask.parameters)
-        rows.append([f"`{name}`", formula, given, source_of(mask.module)])
+        values = parameters(mask.module, mask.parameters)
+        rows.append([f"`{name}`", formula, values, source_of(mask.module)])
     return table("| mask | blocks when | thresholds | source |", rows)
 
 
@@ -143,13 +143,13 @@ def weight_functions() -> str:
     rows = []
     for name in registry.names(weights.PACKAGE):
         module = weights.find(name)
-        given = parameters(module, weights.parameters(module))
+        values = parameters(module, weights.parameters(module))
         formula = (
             str(Factor(TRAINER_ROLLOUT, name))
             if name != "capped-ratio"
             else "max(min(r, C), floor)"
         )
-        rows.append([f"`{name}`", formula, given, source_of(module)])
+        rows.append([f"`{name}`", formula, values, source_of(module)])
     return table("| weight | formula | parameters | source |", rows)
 
 
@@ -174,14 +174,14 @@ def applied(rule: Mask | Factor) -> str:
     """A rule as a function of its ratio, its thresholds, and the parameters that differ from its
     own defaults: `ratio-clip(r′, ε = 0.2)`.
     """
-    given = [str(rule.ratio)]
+    arguments = [str(rule.ratio)]
     if isinstance(rule, Mask) and rule.settings:
-        given.append(rule.settings)
+        arguments.append(rule.settings)
     letters = trust_regions.symbols(rule.module) if isinstance(rule, Mask) else {}
     for name, value in rule.chosen:
         if name not in letters:
-            given.append(f"{name} = {value}")
-    return f"{rule.name}({', '.join(given)})"
+            arguments.append(f"{name} = {value}")
+    return f"{rule.name}({', '.join(arguments)})"
 
 
 def vectors() -> str:
@@ -304,8 +304,8 @@ def test_the_settings_of_vllm_have_these_names():
     named = {name for row in rows for name in re.findall(r"`(\w+)", row[2])} - {"head_dtype"}
     arguments = {field.name for field in fields(EngineArgs)}
     assert len(named) > 8 and named <= arguments
-    given = set(re.findall(r"--engine-arg (\w+)=", text))
-    assert given <= arguments
+    engine_args = set(re.findall(r"--engine-arg (\w+)=", text))
+    assert engine_args <= arguments
     flags = set(re.findall(r"`(--[a-z0-9-]+)", " ".join(row[1] for row in rows)))
     params = {
         name
@@ -342,8 +342,12 @@ def test_the_vectors_are_those_of_the_paper():
     }  # fmt: skip
     for (mu, now), numbers in expected.items():
         compared = one_token(mu, now).compare(Mask("none").ratio)
-        found: list[Any] = [compared.ratio_T, compared.difference_T.abs(), compared.binary_kl_T]
-        assert [x.item() for x in found] == pytest.approx(numbers, rel=2e-3)
+        quantities: list[Any] = [
+            compared.ratio_T,
+            compared.difference_T.abs(),
+            compared.binary_kl_T,
+        ]
+        assert [x.item() for x in quantities] == pytest.approx(numbers, rel=2e-3)
 
 
 def test_what_a_gap_is_made_of_is_in_the_formulas():

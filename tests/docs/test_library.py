@@ -40,5 +40,5 @@ def test_a_session_does_what_the_page_says(page, tmp_path, tmp_path_factory, mon
     session = examples(page)
     things("".join(example.source for example in session.examples), tmp_path_factory.mktemp("made"))
     with pd.option_context("display.width", 120, "display.max_columns", 20):
-        found = doctest.DocTestRunner(Anything()).run(session, out=said.append)
-    assert found.attempted > 0 and found.failed == 0, "".join(said)
+        results = doctest.DocTestRunner(Anything()).run(session, out=said.append)
+    assert results.attempted > 0 and results.failed == 0, "".join(said)

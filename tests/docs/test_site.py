@@ -122,7 +122,7 @@ _ANSWERS = {
 def test_search_finds_a_word_and_no_request_leaves_the_machine(
     built: Path, served: str, browser: Browser, word: str, from_files: bool
 ) -> None:
-    asked = len(browser.messages)
+    messages_before = len(browser.messages)
     browser.open(built / "index.html" if from_files else f"{served}/index.html", 1280)
     browser.run(
         "document.querySelector('[data-md-component=search] button, .md-search__button').click()"
@@ -133,13 +133,13 @@ def test_search_finds_a_word_and_no_request_leaves_the_machine(
         for (let n = 0; n < 100 && !{_FOUND}.length; n++) await new Promise(done => setTimeout(done, 50));
     }})()""")
     root = built.as_uri() if from_files else served
-    found = [link.removeprefix(root).partition("?")[0].lstrip("/") for link in browser.run(_FOUND)]
-    found = [name.partition("#")[0] for name in found]
-    assert found and all((built / name).is_file() for name in found)
-    assert found[0].startswith(_ANSWERS[word])
+    pages = [link.removeprefix(root).partition("?")[0].lstrip("/") for link in browser.run(_FOUND)]
+    pages = [name.partition("#")[0] for name in pages]
+    assert pages and all((built / name).is_file() for name in pages)
+    assert pages[0].startswith(_ANSWERS[word])
     sent = [
         message
-        for message in browser.messages[asked:]
+        for message in browser.messages[messages_before:]
         if message["method"] == "Network.requestWillBeSent"
     ]
     requests = [message["params"]["request"]["url"] for message in sent]

@@ -75,8 +75,11 @@ def test_files_and_names_of_the_tour_exist():
 
 def test_names_that_do_not_exist_are_found():
     page = "1. `rules/policies.py`: `Policies.compare`, `Policies.contrast`, `numpy`"
-    known = defined_in(PACKAGE / "rules/policies.py")
-    assert [name for _, name in named(page) if name not in known] == ["Policies.contrast", "numpy"]
+    defined = defined_in(PACKAGE / "rules/policies.py")
+    assert [name for _, name in named(page) if name not in defined] == [
+        "Policies.contrast",
+        "numpy",
+    ]
 
 
 def test_contributing_is_short():

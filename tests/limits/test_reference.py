@@ -82,9 +82,9 @@ def usual() -> Iterator[str]:
 
 def _spread(source: str) -> tuple[str, str]:
     """A source, and in brackets the range of the single values whose mean is given."""
-    found = re.fullmatch(r"(.*?)( \((?:[0-9.]+ to|at most) [0-9.]+\)|)", source)
-    assert found
-    return found[1], found[2]
+    match = re.fullmatch(r"(.*?)( \((?:[0-9.]+ to|at most) [0-9.]+\)|)", source)
+    assert match
+    return match[1], match[2]
 
 
 def _short(text: str) -> str:

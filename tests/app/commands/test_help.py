@@ -141,12 +141,12 @@ def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
         for group in rows_
         for row in group
     }
-    for known in settings_of(TrainConfig):
-        default = shown[known.as_flag if known.has_flag else known.key]
-        value = values[known.key]
-        in_words_of_its_own = known.about.get("show_default")
+    for setting in settings_of(TrainConfig):
+        default = shown[setting.as_flag if setting.has_flag else setting.key]
+        value = values[setting.key]
+        in_words_of_its_own = setting.about.get("show_default")
         unset = value is None or value is False
-        assert default == (in_words_of_its_own or ("" if unset else str(value))), known.key
+        assert default == (in_words_of_its_own or ("" if unset else str(value))), setting.key
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text
     titles = re.findall(r"^([A-Z][\w ]+) ─", helps["train", 80], re.M)

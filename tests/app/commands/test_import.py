@@ -234,8 +234,8 @@ def test_formats_and_schema_are_printed(typed):
     for name in names(IMPORTERS):
         its = facts(name)
         assert f"{name}: {its.title}" in out
-        told = (its.files, its.enable, its.holds, its.shift, its.padding, its.averaging)
-        assert all(words in said for words in told)
+        advice = (its.files, its.enable, its.holds, its.shift, its.padding, its.averaging)
+        assert all(words in said for words in advice)
     code, out, _ = typed("import", "--schema")
     assert code == 0 and all(name in out for name in meanings()) and "import json" in out
     assert set(json.loads(typed("import", "--schema", "--json")[1])) == set(meanings())

@@ -20,10 +20,10 @@ def test_the_json_has_what_the_page_leaves_to_it(capfd, monkeypatch, tmp_path):
     """Every metric with its formula, what it compares, its notes and its source."""
     monkeypatch.chdir(tmp_path)
     assert run(["report", "--as", "all", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)["frameworks"]
+    frameworks = json.loads(capfd.readouterr().out)["frameworks"]
     for framework in dialects.names():
-        assert found[framework]["when"] == dialects.when(framework)
-        printed = {row["name"]: row for row in found[framework]["metrics"]}
+        assert frameworks[framework]["when"] == dialects.when(framework)
+        printed = {row["name"]: row for row in frameworks[framework]["metrics"]}
         lines = dialects.lines(framework)
         assert list(printed) == [line.name for line in lines]
         for line in lines:
