@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis.checks import (
+    another_quantity,
     attention,
     constant_offset,
     context_parallel,
@@ -20,6 +21,7 @@ from mismatch_cli.diagnosis.checks import (
     log_base,
     masked_tokens,
     placeholders,
+    position_drift,
     repetition_penalty,
     sharp_onset,
     stale_weights,
@@ -528,3 +530,47 @@ def test_a_stated_temperature_is_exact_with_or_without_top_k(topk_logq_TK, monke
     stated = temperature._stated(evidence)
     assert stated.beta == 0.8 and not stated.is_bound
     assert stated.topk == (topk_logq_TK is not None)
+
+
+def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():
+    """Gaps of 1 + 0.1 · position leave 1 / (1 + 0.1 · position)."""
+    position_N = np.arange(100)
+    sample = SampleColumns(axis_N=lambda _: position_N, u_N=1 + 0.1 * position_N)
+    share_N = position_drift._share_without_context_N(sample)
+    assert share_N == pytest.approx(1 / (1 + 0.1 * position_N), rel=1e-6)
+
+
+@pytest.mark.parametrize(("error", "words"), [(0.3, "no power"), (0.01, "a kept mass of ≤ 0.9")])
+def test_a_truncation_is_found_only_where_the_mean_ratio_is_known(error, words):
+    assert words in OneSided(Mean(1.0, error, 100, 32), gap=0.01, steep=0.0).power
+
+
+def test_the_column_and_the_quantity_that_it_holds_are_named(rng):
+    """log π is minus the entropy in every response."""
+    tokens, responses = 20, 40
+    logq_T = -rng.exponential(1.0, tokens * responses)
+    entropy_T = rng.uniform(1.0, 3.0, tokens * responses)
+    sample = quantity_sample(logq_T, -entropy_T, entropy_T, responses)
+    (match, *_) = another_quantity._matches(sample, "logp_trainer")
+    assert (match.side, match.quantity) == ("logp_trainer", "minus the entropy")
+    assert match.inside_S.all() and match.left_T == pytest.approx(0)
+
+
+def quantity_sample(logq_T, logp_T, entropy_T, responses):
+    tokens = len(logq_T) // responses
+    response_T = np.repeat(np.arange(responses), tokens)
+    return SampleColumns(
+        logq_T=logq_T,
+        logp_T=logp_T,
+        entropy_T=entropy_T,
+        topk_logq_TK=None,
+        topk_logp_TK=None,
+        counts_T=np.ones(len(logq_T), dtype=bool),
+        response_T=response_T,
+        index_N=np.arange(len(logq_T)),
+        num_responses=responses,
+        d_N=logp_T - logq_T,
+        abs_d_T=np.abs(logp_T - logq_T),
+        offset_S1=np.arange(0, len(logq_T) + 1, tokens),
+        group_N=response_T % GROUPS,
+    )

@@ -78,3 +78,8 @@ def test_columns_are_at_odds_beyond_what_storing_one_in_bfloat16_explains():
     rollout = columns.sides["rollout"]
     assert (rollout.compared, rollout.at_odds) == (2, 1), "the third is not in the top K"
     assert rollout.difference == pytest.approx(0.064, abs=1e-6)
+
+
+def test_nothing_is_counted_at_first():
+    assert set(vars(ZeroCounts()).values()) == {0}
+    assert [SideCounts().tokens, SideCounts().not_a_number, SideCounts().impossible] == [0, 0, 0]

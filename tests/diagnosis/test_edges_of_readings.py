@@ -66,3 +66,15 @@ def gemma(folder):
     sizes |= {"num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 64}
     Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).save_pretrained(folder / "gemma")
     return str(folder / "gemma")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "side"),
+    [(0.01, 1.0, "trainer"), (1.0, 0.01, "rollout"), (0.9, 1.0, None), (0.01, 0.01, None)],
+)
+def test_a_side_differs_only_if_the_other_one_agrees_with_the_model(rollout, trainer, side):
+    """Of a gap of 1 nat: both far from the model, or both at it, name no side."""
+    readings = SimpleNamespace(
+        distances={"rollout": rollout, "trainer": trainer}, _mean=lambda _: 1.0, _d_T=None
+    )
+    assert Readings.side.func(readings) == side

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.logit_steps import _FEWEST_TOKENS as FEWEST
 from mismatch_cli.metrics.logit_steps import LogitSteps, step_exponents
 
 TOKENS, VOCABULARY, K = 4000, 60, 20
@@ -114,3 +115,11 @@ def test_a_distance_from_the_grid_is_not_rounded_to_float32(off, on_grid):
     known_N, exponent_N = step_exponents(topk, 1.0)
     assert known_N[0]
     assert (exponent_N[0] >= -12) == on_grid
+
+
+@pytest.mark.parametrize(("tokens", "is_known"), [(FEWEST - 1, False), (FEWEST, True)])
+def test_the_share_on_the_grid_needs_some_tokens(tokens, is_known):
+    steps = LogitSteps()
+    steps.on_grid_E[0], steps.off_grid = tokens - 3, 3
+    share = (tokens - 3) / tokens if is_known else None
+    assert steps.share_on_grid == share

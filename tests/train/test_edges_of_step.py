@@ -12,7 +12,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.bounds import no_bounds
-from mismatch_cli.train.step import StepResponses, step_record
+from mismatch_cli.train.step import StepResponses, _groups, step_record
 
 
 def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework():
@@ -32,3 +32,11 @@ def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework()
     of_trace = dialects.readings([trace], ["trl"]).by_framework["trl"]
     assert record["as"] == {"trl": dialects.values_by_name(of_trace)} and record["as"]["trl"]
     assert "as" not in step_record(step, responses, parse_algorithm("pg-is"))
+
+
+def test_a_group_teaches_nothing_if_all_of_its_own_responses_earn_the_same():
+    """Two problems with three responses each: one is all right, none is all wrong."""
+    assert _groups(np.array([[1, 1, 1], [0, 1, 0]])) == {
+        "groups_all_right": 0.5,
+        "groups_all_wrong": 0.0,
+    }

@@ -5,6 +5,7 @@ missing tokens.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -358,3 +359,13 @@ def test_far_values_keep_their_spread(write):
     name = "policy/rollout_train_logprobs_abs_diff_"
     assert readings[f"{name}std"] == pytest.approx(gap.std(ddof=1), rel=1e-9)
     assert (readings[f"{name}min"], readings[f"{name}max"]) == (gap.min(), gap.max())
+
+
+def test_a_number_of_two_quantities_needs_both():
+    """One of nothing: what the framework shows for nothing."""
+    one, other = object(), object()
+    line = SimpleNamespace(metric="", quantities=(one, other), of_nothing=7.0, reduce=None)
+    group = SimpleNamespace(quantities=(one, other))
+    moments = [SimpleNamespace(count=5), SimpleNamespace(count=0)]
+    state = SimpleNamespace(moments=moments, tokens=5)
+    assert dialects._GroupState.value(state, line, group) == 7.0
