@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup setup-all probe test test-all test-trl test-verl golden lint audit dist browser docs docs-serve real-model
+.PHONY: help setup setup-all probe test test-all test-trl test-verl golden lint audit dist extras browser docs docs-serve real-model
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -83,6 +83,9 @@ audit: setup-all  ## Look up known vulnerabilities of the versions that requirem
 
 dist: setup-all  ## Build sdist and wheel into dist/ and check them; TAG=v1.2.3 refuses what may not be released under that tag
 	.ci/dist $(TAG)
+
+extras: dist  ## Install sdist, wheel and every extra into empty environments of each Python here (20 minutes, 6 GB)
+	.ci/extras
 
 browser:  # The HTML report is tested in Chromium; without root, tests that need it are skipped with a message.
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
