@@ -20,6 +20,7 @@ from mismatch_cli.diagnosis.checks import (
     lm_head,
     log_base,
     masked_tokens,
+    not_repeatable,
     placeholders,
     position_drift,
     repetition_penalty,
@@ -574,3 +575,21 @@ def quantity_sample(logq_T, logp_T, entropy_T, responses):
         offset_S1=np.arange(0, len(logq_T) + 1, tokens),
         group_N=response_T % GROUPS,
     )
+
+
+def test_the_top_ids_count_where_both_sides_have_two_of_them():
+    q_NK = np.array([[-1.0, -2.0, -np.inf], [-1.0, -2.0, -3.0]])
+    p_NK = np.array([[-1.1, -2.1, -3.1], [-1.1, -np.inf, -np.inf]])
+    sample = SampleColumns(topk_logq_TK=q_NK, topk_logp_TK=p_NK, index_N=np.arange(2))
+    _, _, usable_NK = temperature.ranks_of(sample)
+    assert usable_NK.tolist() == [[True, True, False], [False] * 3]
+
+
+def test_each_side_scatters_around_its_own_first_number(monkeypatch):
+    """The same token read again: 0.1 nats on the trainer's side, 0.02 on the engine's."""
+    sample = SampleColumns(
+        logp_T=np.array([-1.0, -1.1]), logq_T=np.array([-1.0, -1.02]), abs_d_T=np.array([0, 0.08])
+    )
+    monkeypatch.setattr(not_repeatable, "_pairs", lambda _: [(1, 0)])
+    scatter = not_repeatable.scatter_of(sample)
+    assert (scatter.trainer, scatter.engine) == (pytest.approx(0.1), pytest.approx(0.02))

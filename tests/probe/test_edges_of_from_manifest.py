@@ -49,3 +49,9 @@ def test_prompts_that_are_no_file_are_a_data_set_in_the_hubs_cache(name, monkeyp
 def test_prompts_that_are_no_file_and_no_name_on_the_hub_are_damage(name):
     with pytest.raises(MismatchError, match="is damaged"):
         from_manifest.check_file(name, Path("run"), SimpleNamespace(key="prompts"))
+
+
+def test_engine_arguments_are_taken_without_a_url_and_without_typed_ones():
+    recorded = {"url": "http://host", "max_num_seqs": 64, "enforce_eager": True}
+    taken = from_manifest.engine_arguments(recorded, {"enforce_eager"}, Path("run"))
+    assert taken == {"max_num_seqs": 64}

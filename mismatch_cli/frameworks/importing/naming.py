@@ -211,8 +211,10 @@ def kind_and_length(value: Any) -> str:
     if depth > _BATCH:
         return f"{things(len(value), 'list')} of lists of lists"
     if depth == _BATCH:
-        sizes = [len(row) for row in value if isinstance(row, list)]
-        _, _, inside = kind_and_length(_lists.first_value(value)).partition(" ")
+        rows = [row for row in value if isinstance(row, list)]
+        sizes = [len(row) for row in rows]
+        # In the plural, unless every row has one
+        _, _, inside = kind_and_length(max(rows, key=len)).partition(" ")
         most = f" to {max(sizes)}" if max(sizes) > min(sizes) else ""
         return f"{things(len(value), 'list')} of {min(sizes)}{most} {inside}"
     entries = [entry for entry in value if entry is not None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.frameworks.importing.naming import parse_columns
+from mismatch_cli.frameworks.importing.naming import kind_and_length, parse_columns
 from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from tests.frameworks.importing.layouts import (
     assert_holds,
@@ -176,3 +176,15 @@ def test_an_empty_file_and_other_files_beside_it(tmp_path):
     write_lines(tmp_path / "run" / "notes.jsonl", [{"a": 1}])
     table, about = imported(tmp_path / "run", into=tmp_path / "trace", columns=THEIRS)
     assert table.num_rows == 4 and about["left_out"] == {"files of another layout": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1, 2, 3], "3 whole numbers"),
+        ([[0.5, 1.5], [2.5, 3.5]], "2 lists of 2 numbers"),
+        ([[0.5], [1.5, 2.5, 3.5]], "2 lists of 1 to 3 numbers"),
+    ],
+)
+def test_a_value_is_described_by_its_kind_and_length(value, words):
+    assert kind_and_length(value) == words

@@ -38,3 +38,10 @@ def test_a_ratio_can_have_a_floor_without_a_cap() -> None:
     ratios = [math.exp(d) for d in (0.25, -0.5, 0.125)]
     assert weights("capped-ratio", floor=0.9) == pytest.approx([ratios[0], 0.9, ratios[2]])
     assert weights("capped-ratio") == pytest.approx(ratios)
+
+
+def test_a_target_may_lie_at_1_for_advantages_of_either_sign() -> None:
+    assert len(weights("gbpo", ratio_low=0.0, ratio_high=0.0)) == 3
+    for chosen in ({"ratio_high": -0.1}, {"ratio_low": 1.1}, {"temperature": 0.0}):
+        with pytest.raises(UsageError, match="out of range"):
+            weights("gbpo", **chosen)

@@ -78,3 +78,9 @@ def test_accuracy_needs_its_evaluation():
     greedy = of_paper("pg-is", eval_top_p=1.0)
     assert accuracy_of_paper([greedy], "HuggingFaceH4/aime_2024") == []
     assert reward_of_paper([greedy])
+
+
+def test_the_endings_are_steps_rewards_and_gaps_in_this_order():
+    for name, ending in ENDINGS.items():
+        assert ending.step > 100 and 0 < ending.mismatch < 0.02, name
+        assert ending.reward is None or 0.5 < ending.reward <= 1, name
