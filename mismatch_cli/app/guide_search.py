@@ -51,7 +51,8 @@ def search(query: str, texts: Mapping[str, str]) -> Answer:
     """The pages that say most about the words of a query; `texts` is the Markdown of each page.
 
     A word scores its rarity, log(1 + pages / pages that have it), times the weight of its best
-    place, and again on the line that says most.
+    place, and again on the line that says most. Pages that define a flag or key of this name come
+    first.
     """
     rarity: dict[re.Pattern[str], float] = {}
     absent = []
@@ -80,14 +81,14 @@ def _definitions(query: str, texts: Mapping[str, str]) -> list[tuple[str, str]]:
     does: `--token-budget`, `token_budget` and `token budget` are one name.
     """
     name = _BETWEEN.split(query.lower().strip("-_ "))
-    found = []
+    definitions = []
     for page, text in texts.items():
         if not page.startswith(_OPTIONS):
             continue
         for row in _DEFINITION.finditer(text):
             if name in map(_BETWEEN.split, _FLAG_OR_KEY.findall(row[1])):
-                found.append((page, _plain(row[0])))
-    return found[:_MOST_DEFINING]
+                definitions.append((page, _plain(row[0])))
+    return definitions[:_MOST_DEFINING]
 
 
 def _words(query: str) -> list[str]:

@@ -161,7 +161,7 @@ def _remarks(rows: Sequence[JudgedNumber]) -> Iterator[tuple[str, str]]:
 
 
 def _unmeasured(result: DashboardResult) -> Iterator[tuple[str, str]]:
-    """Numbers that others measured only on models of another family than the run's."""
+    """Numbers that others measured only on models of the other family."""
     for row in result.numbers:
         metrics = {case.metric for case in reference().measured if case.pair != FLOOR}
         if result.family and row.metric in metrics and not row.measured:
