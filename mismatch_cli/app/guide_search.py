@@ -1,5 +1,5 @@
 """Searches the guide by what its pages say: no page has to have every word, and rare words count
-more.
+more. The name of a flag or key finds the pages that define it first.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from math import log
 from typing import NamedTuple
 
-_MOST = 5  # pages
+_MOST, _MOST_DEFINING = 5, 3  # pages
 _WIDEST = 92  # characters of the line that is shown
 _AROUND = 30  # of them before the first word
 # What a word counts by where it is: in the name of a page, its title, a heading, the text
 _NAME, _TITLE, _HEADING, _TEXT = 8.0, 4.0, 2.0, 1.0
-_TABLES = ("constants", "findings", "json/", "options/")  # lists of names, not explanations
+_OPTIONS = "options/"  # pages that define flags and keys
+_TABLES = ("constants", "findings", "json/", _OPTIONS)  # lists of names, not explanations
 _OF_TABLES = 0.6
 _TOGETHER = 2.0  # words on one line
 _HALF_REPEATED = 3  # occurrences that make half of what any number of them adds
@@ -24,8 +25,11 @@ _LETTERS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "pi": "π", "sigma": "σ
 # Words that say nothing about what is looked for.
 _OF_SPEECH = re.compile("[a-z]{1,2}|and|are|does|for|how|the|what|why|with")
 _HEADINGS = re.compile("^#.*$", re.MULTILINE)
-_WORD = re.compile(r"[\w-]+")
+_WORD = re.compile(r"\w[\w-]*")
+_BETWEEN = re.compile("[-_ ]+")  # words
+_FLAG_OR_KEY = re.compile(r"(?<=--)[\w-]+|\w+(?= =)")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]+\)")
+_DEFINITION = re.compile(r"^\| `(.*?)` \|.*$", re.MULTILINE)
 _MARKS = re.compile(r"[*`]|^[#>\s*|-]+|(\s*\|)+\s*$")
 
 
@@ -47,7 +51,8 @@ def search(query: str, texts: Mapping[str, str]) -> Answer:
     """The pages that say most about the words of a query; `texts` is the Markdown of each page.
 
     A word scores its rarity, log(1 + pages / pages that have it), times the weight of its best
-    place, and again on the line that says most.
+    place, and again on the line that says most. Pages that define a flag or key of this name come
+    first.
     """
     rarity: dict[re.Pattern[str], float] = {}
     absent = []
@@ -62,12 +67,28 @@ def search(query: str, texts: Mapping[str, str]) -> Answer:
         ranked.append((_score(page, text, line, rarity), page, line))
     # The sort is stable: pages of equal score stay in the order of the guide.
     ranked.sort(key=lambda scored: -scored[0])
-    hits = []
+    hits = [Hit(page, _excerpt(line, rarity)) for page, line in _definitions(query, texts)]
+    defining = {hit.page for hit in hits}
     for score, page, line in ranked[:_MOST]:
         best_score = ranked[0][0]
-        if score > _WORST * best_score:
+        if score > _WORST * best_score and page not in defining:
             hits.append(Hit(page, _excerpt(line, rarity)))
-    return Answer(hits, absent)
+    return Answer(hits[:_MOST], absent)
+
+
+def _definitions(query: str, texts: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The first pages of options that define the flag or key of this name, with the line that
+    does: `--token-budget`, `token_budget` and `token budget` are one name.
+    """
+    name = _BETWEEN.split(query.lower().strip("-_ "))
+    definitions = []
+    for page, text in texts.items():
+        if not page.startswith(_OPTIONS):
+            continue
+        for row in _DEFINITION.finditer(text):
+            if name in map(_BETWEEN.split, _FLAG_OR_KEY.findall(row[1])):
+                definitions.append((page, _plain(row[0])))
+    return definitions[:_MOST_DEFINING]
 
 
 def _words(query: str) -> list[str]:
@@ -96,14 +117,12 @@ def _rarity(pattern: re.Pattern[str], texts: Mapping[str, str]) -> float:
 
 
 def _pattern(word: str) -> re.Pattern[str]:
-    """What a word matches: its beginning, `top-p` as `top_p`, and ε for epsilon."""
-    parts = re.split(r"[-_]+", word.strip("-_"))
-    # A compound matches in both spellings; of another word, the singular matches the plural too.
-    if len(parts) == 1 and len(word) > _SHORTEST_STEM:
-        parts = [word.removesuffix("s")]
-    elif len(parts) == 1:
-        parts = [word]
-    spelled = "[-_]".join(map(re.escape, parts))
+    """What a word matches: its beginning, `top-p` as `top_p` and `top p`, and ε for epsilon."""
+    *others, last = _BETWEEN.split(word.strip("-_"))
+    # The singular matches the plural too.
+    if len(last) > _SHORTEST_STEM:
+        last = last.removesuffix("s")
+    spelled = "[-_ ]".join(map(re.escape, [*others, last]))
     if len(word) < _SHORTEST_STEM:
         spelled += r"(?![^\W_])"
     if word in _LETTERS:
@@ -141,7 +160,8 @@ def _rarity_on(line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
 
 def _plain(line: str) -> str:
     """A line of Markdown without its marks."""
-    return _MARKS.sub("", _LINK.sub(r"\1", line)).replace(" | ", " · ").strip()
+    text = _MARKS.sub("", _LINK.sub(r"\1", line))
+    return text.replace(" |  | ", " | ").replace(" | ", " · ").strip()
 
 
 def _excerpt(line: str, patterns: Iterable[re.Pattern[str]]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.places import guide_pages
 from mismatch_cli.frameworks import IMPORTERS, RECORDERS, dialects
 from mismatch_cli.limits.assess import (
     LEADING,
@@ -293,6 +294,15 @@ class DashboardNumbers(Study):
             return True
         module = registry.load(IMPORTERS, self.framework, "format")
         return not getattr(module, "SAVES_IDS", True)
+
+    @property
+    def recording_page(self) -> str:
+        """The page of the guide that says how to record a run of the framework; empty if there is
+        no recorder for it.
+        """
+        if self.framework not in registry.names(RECORDERS):
+            return ""
+        return self.framework if f"tutorials/{self.framework}" in guide_pages() else "record"
 
     @property
     def _suspects(self) -> Sequence[Suspect]:

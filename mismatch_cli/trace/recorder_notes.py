@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from typing import Any
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.text import parse_json
 from mismatch_cli.trace.manifest import read_manifest, shard_entries
-from mismatch_cli.trace.manifest_types import NEEDED, check_contents
+from mismatch_cli.trace.manifest_types import NEEDED, OPTIONAL, REQUIRED, check_contents
 from mismatch_cli.trace.stores import StoreError
 
 RECORD = "record"  # the command in such a manifest
 NOTE = "recorder-{:05d}.json"  # a rank's note of what it has written so far
 _SHARD = re.compile(r"shard-(\d{5})-\d{6}\.parquet")
-SECTIONS = ("rollout", "trainer", "recomputed", "config")
+_SIDES = ("rollout", "trainer", "recomputed")
+SECTIONS = (*_SIDES, "config")
+_NEAR = 0.8  # similarity at which a key counts as misspelt: a run may state keys of its own
 _COUNTS = (
     "rows",
     "tokens",
@@ -41,7 +44,7 @@ def manifest_sections(facts: Mapping[str, Any]) -> dict[str, Any]:
     strange = sorted(content.keys() - {*SECTIONS})
     if strange:
         raise MismatchError(
-            f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling"
+            f"manifest has no section {strange[0]}: it has {', '.join(_SIDES)} and sampling"
         )
     sampling = dict(facts.get("sampling", {}))
     stated = {name: value for name, value in sampling.items() if value is not None}
@@ -53,6 +56,23 @@ def manifest_sections(facts: Mapping[str, Any]) -> dict[str, Any]:
     as_json = dict(json.loads(json.dumps(content, default=_name)))
     check_contents(Path("what the recorder was told"), as_json)
     return as_json
+
+
+def misspelt_keys(sections: Mapping[str, Any]) -> list[str]:
+    """`rollout.engin (engine?)` for each key that readers do not know, but that resembles one that
+    the run does not state; other unknown keys are its own.
+    """
+    stated = {name: sections.get(name, {}) for name in _SIDES}
+    stated["config.sampling"] = sections.get("config", {}).get("sampling", {})
+    misspelt = []
+    for section, facts in stated.items():
+        parts = [name.rpartition(".") for name in (*OPTIONAL, *REQUIRED)]
+        read_keys = {key for owner, _, key in parts if owner == section}
+        missing = sorted(key for key in read_keys if facts.get(key) is None)
+        for key in sorted(facts.keys() - read_keys):
+            for near in get_close_matches(key, missing, n=1, cutoff=_NEAR):
+                misspelt.append(f"{section.removeprefix('config.')}.{key} ({near}?)")
+    return misspelt
 
 
 def _name(value: Any) -> str:

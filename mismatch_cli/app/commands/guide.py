@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatch_cli.app.command import Command
 from mismatch_cli.app.common import Common, console, print_parts
 from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import UsageError, suggest
@@ -32,6 +33,17 @@ CONTENTS = "README"
 _WIDEST = 110  # characters: tables need more than prose
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_NOT_IN_ANCHOR = re.compile(r"[^\w\- ]")
+
+
+class TakesFlags(Command):
+    """A command to which the flags of others are words."""
+
+    ignore_unknown_options = True
+
+
+COMMAND = TakesFlags
 
 
 def _names() -> list[str]:
@@ -88,16 +100,31 @@ def command(
             print_parts(*_contents(pages))
         return
     words = " ".join(guide.page)
+    name, _, anchor = words.partition("#")
     if guide.path:
-        print(_path_of(_only_page(words, pages)))
+        print(_path_of(_only_page(name, pages)))
         return
-    if not _pages_called(words, pages):
+    if not _pages_called(name, pages):
         hits = _hits(words, pages)
         if hits:
             print_parts(*hits)
             return
-    page = _only_page(words, pages)
-    _show(page.text, page.file)
+    page = _only_page(name, pages)
+    text = page.text
+    _show(text[_start_of(anchor, text) :] if anchor else text, page.file)
+
+
+def _start_of(anchor: str, text: str) -> int:
+    """Where the section of a page begins that links call `#anchor`; a `UsageError` without it."""
+    from mismatch_cli.base.registry import unknown_name
+
+    starts: dict[str, int] = {}
+    for heading in _HEADING.finditer(text):
+        title = _NOT_IN_ANCHOR.sub("", _LINK.sub(r"\1", heading[1]))
+        starts.setdefault(title.lower().replace(" ", "-"), heading.start())
+    if anchor not in starts:
+        raise UsageError(unknown_name("section", anchor, starts))
+    return starts[anchor]
 
 
 def _path_of(page: Page) -> Path:

@@ -18,6 +18,7 @@ from mismatch_cli.trace.writer import rows_to_table
 
 REFUSED = "responses whose {} has an invalid value"
 STRANGE = "responses with an unknown column ({})"
+NO_STEP = "responses without a step"
 _LONGEST = 40  # characters of a name in a reason, which is stored
 
 
@@ -61,6 +62,8 @@ def _in_types(row: Row) -> Row:
     strange = row.keys() - COLUMNS.keys()
     if strange:
         raise _Refusal(STRANGE.format(min(strange)[:_LONGEST]), "")
+    if row.get("step") is None:
+        raise _Refusal(NO_STEP, "")
     typed: Row = {}
     for name, value in row.items():
         if value is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,10 +34,18 @@ from mismatch_cli.trace.manifest import (
     shards_in,
     write_manifest,
 )
-from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, manifest_sections, read_note
+from mismatch_cli.trace.recorder_notes import (
+    NOTE,
+    RECORD,
+    SECTIONS,
+    manifest_sections,
+    misspelt_keys,
+    read_note,
+)
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 
+_LOG = logging.getLogger("mismatch_cli.frameworks.recording")
 _REASONS = 3  # in a warning
 _SAMPLES = 2**16  # most samples of one prompt that a rank numbers
 
@@ -62,7 +71,8 @@ class RankFolder:
         self.folder = folder
         self._rank = rank
         self._warn = warn
-        self.written = self.refused = 0  # responses, by this process
+        self.written = 0  # responses, by this process
+        self.refused = Counter[str]()  # those refused, by reason
         self.last_step = -1  # of earlier processes
         self.steps: set[int] = set()  # written by this process
         self._manifest: dict[str, Any] = {}  # of a new trace, written by rank 0
@@ -72,12 +82,7 @@ class RankFolder:
         self._lock = _take_lock(folder / RANK_LOCK.format(rank))
         try:
             self._claim(facts, tokenizer)
-            # Only this rank's drafts are of a killed process: other ranks may be writing theirs.
-            own_files = [f"shard-{rank:05d}-", NOTE.format(rank)]
-            if rank == 0:
-                own_files += [FILE_NAME, VOCABULARY]
-            for beginning in own_files:
-                remove_unfinished(folder, beginning)
+            self._remove_drafts()
             self._tally = Tally()
             self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
             self._samples: Counter[tuple[Any, Any]] = Counter()  # so far, per prompt and step
@@ -103,7 +108,8 @@ class RankFolder:
             self._tally.leave_out("responses that could not be written", lost)
             self._warn(f"{first_line(error)}: {lost} responses are lost", lost)
         if refused:
-            self.refused += refused.total()
+            # A new counter, since the run's thread reads this one.
+            self.refused = self.refused + refused
             reasons = "; ".join(self._tally.left_out_lines()[:_REASONS])
             self._warn(f"{reasons}: not recorded", 0)
 
@@ -114,6 +120,14 @@ class RankFolder:
         except MismatchError as error:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
         _release(self._lock)
+
+    def _remove_drafts(self) -> None:
+        """Remove what a killed process of this rank has left; other ranks may be writing theirs."""
+        own_files = [f"shard-{self._rank:05d}-", NOTE.format(self._rank)]
+        if self._rank == 0:
+            own_files += [FILE_NAME, VOCABULARY]
+        for beginning in own_files:
+            remove_unfinished(self.folder, beginning)
 
     def _claim(self, facts: Facts, tokenizer: Any) -> None:
         """Prepare the manifest of a new trace, or continue a recording of the same run; a
@@ -144,6 +158,11 @@ class RankFolder:
             if shards_in(self.folder) and not has_notes:
                 raise MismatchError(
                     f"{self.folder} holds foreign shards: give the recorder a new folder"
+                )
+            misspelt = misspelt_keys(sections)
+            if misspelt:
+                _LOG.warning(
+                    "Unknown keys of the manifest: %s. They are kept.", ", ".join(misspelt)
                 )
             self._write_vocabulary(tokenizer)
             self._manifest = {"command": RECORD, "libraries": library_versions(), **sections}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mismatch_cli.base.errors import MismatchError, first_line, suggest
-from mismatch_cli.base.numbers import things
+from mismatch_cli.base.numbers import counted, things
 from mismatch_cli.frameworks.recording._folder_choice import candidate_folders, choosing_alone
 from mismatch_cli.frameworks.recording._rank import Facts, RankFolder
 from mismatch_cli.frameworks.recording._responses import (
@@ -26,6 +26,7 @@ from mismatch_cli.frameworks.recording._responses import (
 from mismatch_cli.frameworks.recording._thread import Writer
 
 _LOG = logging.getLogger("mismatch_cli.frameworks.recording")
+_REASONS = 5  # in the message at the end
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -64,6 +65,7 @@ class Recorder:
         self._every = 1
         self._given = self._not_sampled = self._lost = 0
         self._warned = False
+        self._first_loss = ""  # its fault
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._files: RankFolder | None = None
@@ -96,7 +98,7 @@ class Recorder:
             "given": self._given,
             "not sampled": self._not_sampled,  # for `every`
             "written": files.written if files else 0,
-            "refused": files.refused if files else 0,
+            "refused": files.refused.total() if files else 0,
             "lost": self._lost,
         }
 
@@ -189,7 +191,7 @@ class Recorder:
         ]
         for fate in ("not sampled", "refused", "lost"):
             if counts[fate]:
-                sentences.append(f"{counts[fate]:,} {fate}")
+                sentences.append(f"{counts[fate]:,} {fate}{self._reasons(fate)}")
         is_expected = self.folder == self._requested and not (counts["refused"] or counts["lost"])
         _LOG.log(
             logging.INFO if is_expected else logging.WARNING,
@@ -197,6 +199,18 @@ class Recorder:
             "; ".join(sentences),
             suggest("report", self.folder),
         )
+
+    def _reasons(self, fate: str) -> str:
+        """Why responses have met a fate, as far as that is known."""
+        if fate == "lost" and self._first_loss:
+            return f" (first: {self._first_loss})"
+        if fate != "refused" or self._files is None:
+            return ""
+        refused = self._files.refused
+        reasons = [counted(number, reason) for reason, number in refused.most_common(_REASONS)]
+        if len(refused) > _REASONS:
+            reasons.append(f"others for {things(len(refused) - _REASONS, 'more reason')}")
+        return f" ({', '.join(reasons)})"
 
     def _open_once(self) -> None:
         """Choose the folder and start the writer, unless that has been tried before, with or
@@ -257,9 +271,10 @@ class Recorder:
             reason = "the recorder is closed" if self._files else "the recorder could not begin"
             raise RuntimeError(reason)
         columns = batch.columns if isinstance(batch, Padded) else batch
+        # The writer refuses them, and notes why; the run hears of it at once.
         if "step" not in columns:
-            raise ValueError("step is missing: which training step is it?")
-        if self._every > 1:
+            self._warn("step is missing (which training step is it?): not recorded")
+        elif self._every > 1:
             before = count_responses(batch)
             batch = sample_prompts(batch, self._every)
             self._not_sampled += before - count_responses(batch)
@@ -278,6 +293,8 @@ class Recorder:
         # Both the run and the writer's thread come here.
         with self._lock:
             self._lost += lost
+            if lost and not self._first_loss:
+                self._first_loss = fault
             is_first = not self._warned
             self._warned = True
         if is_first:

@@ -7,8 +7,15 @@ from collections.abc import Iterator, Sequence
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.frameworks.dialects import UPDATE
-from mismatch_cli.limits.assess import LimitRow, MeasuredElsewhere, strictest_first, tally
+from mismatch_cli.limits.assess import (
+    FLOOR,
+    LimitRow,
+    MeasuredElsewhere,
+    strictest_first,
+    tally,
+)
 from mismatch_cli.limits.judge import HEALTHY
+from mismatch_cli.limits.reference import reference
 from mismatch_cli.limits.suspects import Suspect
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.outline import (
@@ -28,6 +35,7 @@ from mismatch_cli.studies.dashboard import DashboardNumbers, DashboardResult, Ju
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 3, 4
 _SHARPER = "with the dtype of the engine; --model dense or moe says more"
 _RARE = ("int8", "fp4")  # precisions of a side that only the JSON lists
+_OTHER_FAMILY = {"dense": "MoE", "moe": "dense"}
 _FEW = 3  # limits needed to call a number healthy; numbers up to which each gets a note
 _COMPARES = {
     "mismatch": "trainer at the weights that sampled, against the engine",
@@ -49,7 +57,7 @@ def page(study: DashboardNumbers) -> Outline:
         about=(),
         subject=_subject(result),
         verdict=Verdict(words, " ".join(_sentences(result.numbers)), status),
-        remarks=tuple(_remarks(result.numbers)),
+        remarks=(*_remarks(result.numbers), *_unmeasured(result)),
         next=_next(study),
         parts=(Section("Limits and causes", tables=filled(*tables)),),
     )
@@ -152,6 +160,16 @@ def _remarks(rows: Sequence[JudgedNumber]) -> Iterator[tuple[str, str]]:
             yield "Note", name + row.note
 
 
+def _unmeasured(result: DashboardResult) -> Iterator[tuple[str, str]]:
+    """Numbers that others measured only on models of the other family."""
+    for row in result.numbers:
+        metrics = {case.metric for case in reference().measured if case.pair != FLOOR}
+        if result.family and row.metric in metrics and not row.measured:
+            name = f"{row.short_name}: " if len(result.numbers) > 1 else ""
+            other = _OTHER_FAMILY[result.family]
+            yield "Measured by others", f"{name}only on {other} models (leave out --model)"
+
+
 def _words(result: DashboardResult) -> tuple[str, Status]:
     if not result.status and all(row.metric is None for row in result.numbers):
         return "DIFFERENT QUANTITY", ""
@@ -229,13 +247,17 @@ def _of_limits(row: JudgedNumber) -> str:
     return f"It is {row.formula}: none of our metrics matches it, and {elsewhere}."
 
 
-def _to_a_trace(study: DashboardNumbers) -> tuple[str, str]:
-    """The command that makes a trace of the run, or the page that says how to record it."""
+def _to_a_trace(study: DashboardNumbers) -> Iterator[tuple[str, str]]:
+    """The command that makes a trace of the run, and the page that says how to record it."""
+    page = study.recording_page
     if study.needs_a_recorder:
-        return suggest("guide", "record"), "record the run from inside, with its token ids"
+        yield suggest("guide", page), "record the run from inside, with its token ids"
+        return
     form = ("--format", study.framework) if study.has_importer else ()
     line = suggest("import", "DUMP", *form, "--output", "run")
-    return line, "turn a dump of the run into a trace"
+    yield line, "turn a dump of the run into a trace"
+    if page:
+        yield suggest("guide", page), "or record the run from inside"
 
 
 def _next(study: DashboardNumbers) -> Facts:
@@ -243,7 +265,7 @@ def _next(study: DashboardNumbers) -> Facts:
     shows = ("--as", study.framework) if study.framework else ()
     lines = [
         *((line, _SHARPER) for line in study.lines_with_a_dtype),
-        _to_a_trace(study),
+        *_to_a_trace(study),
         (suggest("diagnose", "run"), "a mistake, or which setting?"),
         (suggest("report", "run", *shows), "the same number, and where the gap is"),
     ]

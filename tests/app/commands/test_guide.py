@@ -13,7 +13,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.guide import for_reading
 from mismatch_cli.app.guide_pages import all_pages, options_page
 from mismatch_cli.app.guide_search import search
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT, anchors
 from tests.terminal import Terminal
 
 
@@ -89,6 +89,51 @@ def test_other_words_find_the_pages_that_say_most_about_them(capsys, monkeypatch
         assert all(len(hit) < 130 for hit in hits)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("token-budget", "--token-budget N "),
+        ("token_budget", "--token-budget N "),
+        ("token budget", "--token-budget N "),
+        ("--token-budget", "--token-budget N "),
+        ("max-tokens", "--max-tokens N "),
+        ("--adam-eps", "adam_eps = X "),
+        ("no-plots", "--no-plots · Draw no figures."),
+    ],
+)
+def test_the_name_of_a_flag_or_key_finds_the_options_that_define_it_first(capsys, words, line):
+    assert run(["guide", *words.split()]) == 0
+    head, _, *hits, _, _ = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"No page is called {words}. ")
+    pages = [hit.split()[0] for hit in hits]
+    assert pages[0].startswith("options/") and hits[0].split(maxsplit=1)[1].startswith(line)
+    # There is room for pages that explain it, and no page is listed twice.
+    assert not pages[-1].startswith("options/") and len({*pages}) == len(pages) <= 5
+
+
+def test_dashes_and_underscores_are_as_good_as_blanks(capsys):
+    for words in ("exit code", "exit-codes", "exit_code"):
+        assert run(["guide", *words.split()]) == 0
+        assert capsys.readouterr().out.splitlines()[2].startswith("README "), words
+
+
+def test_an_anchor_opens_the_page_at_its_section(capsys):
+    text = (DOCS / "formulas.md").read_text(encoding="utf-8")
+    for name in ("formulas#intervals", "docs/formulas.md#intervals"):
+        assert run(["guide", name]) == 0
+        assert capsys.readouterr().out == text[text.index("## Intervals\n") :]
+    assert run(["guide", "formulas#interval"]) == 2
+    assert "Unknown section 'interval'. Did you mean intervals?" in capsys.readouterr().err
+
+
+def test_the_anchor_of_every_heading_opens(capsys):
+    for name, page in all_pages().items():
+        if page.path is not None:
+            for anchor in anchors(page.path):
+                assert run(["guide", f"{name}#{anchor}"]) == 0, (name, anchor)
+                assert capsys.readouterr().out in page.text
+
+
 def test_a_word_that_no_page_has_is_named_and_the_line_has_the_words(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["guide", "qwertz", "placeholders"]) == 0
@@ -107,7 +152,7 @@ def test_rare_words_and_headings_count_more_and_no_page_needs_every_word():
     assert search("common", texts).hits[0].page == "b"
     hits, absent = search("top_p common nowhere", texts)
     assert hits[0] == ("c", "A common line with top-p") and absent == ["nowhere"]
-    assert search("", texts) == search("?", texts) == ([], [])
+    assert search("", texts) == search("?", texts) == search("- -", texts) == ([], [])
 
 
 def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():

@@ -395,18 +395,34 @@ def test_without_a_dtype_the_answer_is_given_for_each_precision(typed, judged):
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "line"),
+    ("framework", "name", "lines"),
     [
-        ("trl", "sampling/sampling_logp_difference/mean", "guide record"),
-        ("skyrl", "", "guide record"),
-        ("verl", "", "import DUMP --format verl --output run"),
-        ("prime-rl", "", "import DUMP --format prime-rl --output run"),
-        ("areal", "", "import DUMP --output run"),
+        ("trl", "sampling/sampling_logp_difference/mean", ["guide trl"]),
+        ("skyrl", "", ["guide record"]),
+        ("verl", "", ["import DUMP --format verl --output run", "guide verl"]),
+        ("slime", "", ["import DUMP --format slime --output run", "guide record"]),
+        ("prime-rl", "", ["import DUMP --format prime-rl --output run"]),
+        ("areal", "", ["import DUMP --output run"]),
     ],
 )
-def test_the_next_step_fits_the_framework(typed, framework, name, line):
+def test_the_next_step_fits_the_framework(typed, framework, name, lines):
     name = name or next(each.name for each in dialects.lines(framework))
     out = typed(framework, f"{name}=0.5", "--dtype", "bf16")[0]
-    lines = [each for each in out.splitlines() if each.startswith("mismatch-cli ")]
-    assert lines[0].partition("  #")[0] == f"mismatch-cli {line}"
-    assert lines[1].startswith("mismatch-cli diagnose run")
+    shown = [each for each in out.splitlines() if each.startswith("mismatch-cli ")]
+    commands = [each.partition("  #")[0].rstrip() for each in shown[: len(lines)]]
+    assert commands == [f"mismatch-cli {line}" for line in lines]
+    assert shown[len(lines)].startswith("mismatch-cli diagnose run")
+    for command in commands:
+        if command.startswith("mismatch-cli guide"):
+            assert run(command.split()[1:]) == 0
+
+
+def test_a_family_that_nobody_measured_is_said(typed):
+    words = "verl", "training/rollout_probs_diff_mean=0.007"
+    said = "Measured by others  only on MoE models (leave out --model)"
+    assert said in typed(*words, "--model", "dense-7b")[0]
+    for model in ([], ["--model", "moe"]):
+        assert "measured by others" in typed(*words, *model)[0]
+        assert said not in typed(*words, *model)[0]
+    # Nobody has measured this one on any model, which no flag changes.
+    assert "Measured by others" not in typed("ratio_p99=1.5", "--model", "dense")[0]

@@ -165,7 +165,7 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
     # Not a number: left empty, as in an import
     assert first["reward"] == 1.0 and second["reward"] is None
     assert recorder.counts == counts(
-        given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5
+        given=len(refused) + 8, written=2, refused=len(refused) + 2, lost=4
     )
     # One at the first fault, one at the end
     first, last = (record.getMessage() for record in caplog.records)
@@ -174,7 +174,63 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
         and f"2 of {len(refused) + 7} responses recorded in {tmp_path}/run, 1 step" in last
     )
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
+    assert sum(note["left_out"].values()) == len(refused) + 2 and note["closed"]
+    assert note["left_out"]["responses without a step"] == 1
+
+
+def test_the_end_names_the_reasons_for_what_is_missing(tmp_path, caplog):
+    good = response(np.random.default_rng(0), step=1)
+    recorder = Recorder(tmp_path / "run")
+    recorder.add(**good)
+    for change in ({"step": None}, {"step": None}, {"logp_trainr": 1}):
+        recorder.add(**good | change)
+    recorder.add_padded(**batch(advantage=np.ones(8)))
+    recorder.add_padded(**batch(step=None))
+    recorder.close()
+    assert recorder.counts == counts(given=12, written=1, refused=7, lost=4)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith(
+        "step is missing (which training step is it?): not recorded. Training continues"
+    )
+    assert "7 refused (6 responses without a step, 1 response with an unknown column" in last
+    assert "4 lost (first: ValueError: advantage has 8 rows, but response_mask has 4" in last
+    left_out = manifest_with_notes(tmp_path / "run")["imported"]["left_out"]
+    assert left_out["responses without a step"] == 6
+
+
+def test_a_response_without_a_step_is_refused_however_few_prompts_are_recorded(tmp_path):
+    recorder = Recorder(tmp_path / "run", every=2**40)
+    recorder.add(**response(np.random.default_rng(0)))
+    recorder.add_padded(**batch(step=None))
+    recorder.close()
+    assert recorder.counts == counts(given=5, refused=4) | {"not sampled": 1}
+
+
+def test_the_end_names_few_of_many_reasons(tmp_path, caplog):
+    recorder = Recorder(tmp_path / "run")
+    for number in range(9):
+        recorder.add(**response(np.random.default_rng(0)) | {f"strange_{number}": 1})
+    recorder.close()
+    last = caplog.records[-1].getMessage()
+    assert last.count("unknown column") == 5 and ", others for 4 more reasons)" in last
+
+
+def test_a_misspelt_key_of_the_manifest_is_named_once_and_kept(tmp_path, caplog):
+    facts = {
+        "rollout": {"engin": "vllm", "model": "m", "engine_build": "abc"},
+        "trainer": {"dtpe": "float32", "dtype": "float32"},
+        "sampling": {"temprature": 0.7, "top_p": 1.0},
+    }
+    recorders = [Recorder(tmp_path / "run", rank=rank, manifest=facts) for rank in (0, 1)]
+    for recorder in recorders:
+        recorder.close()
+    (warning,) = caplog.records
+    assert warning.getMessage() == (
+        "Unknown keys of the manifest: rollout.engin (engine?), sampling.temprature "
+        "(temperature?). They are kept."
+    )
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["rollout"]["engin"] == "vllm" and manifest["rollout"]["engine"] is None
 
 
 def test_values_that_were_not_measured_are_nan(tmp_path):
