@@ -18,6 +18,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import SkippedReading
+from mismatch_cli.diagnosis.shared_origins import shared_by
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -441,4 +442,16 @@ def run_check(name: str, evidence: Evidence) -> Finding:
         finding: Finding = check.check(evidence)
     except SkippedReading as reason:
         return untested(name, str(reason))
-    return finding
+    return _placed(finding, evidence)
+
+
+def _placed(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding with what its responses share, if they are a part of the trace."""
+    part = finding.part
+    if finding.status != "found" or part is None or not part.is_part:
+        return finding
+    shared = shared_by(evidence.sample, part.inside_S, part.among_S, evidence.traces)
+    sentence = finding.sentence
+    if shared:
+        sentence += f" The responses with it are {shared}."
+    return replace(finding, sentence=sentence, where=replace(part, shared=shared).where)
