@@ -228,7 +228,7 @@ class Weighing:
         reason = "no tokens are left to check"
         spoiling = _found(self.answers.values())
         if spoiling:
-            reason += f": fix “{_title(spoiling[0])}” first"
+            reason += f": fix “{_title_of_largest(spoiling)}” first"
         return untested(name, reason)
 
     def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
@@ -351,11 +351,15 @@ class Weighing:
         """Run the checks for a few tokens with most of the gap; they count only if the rest is
         as expected.
         """
-        faults = [f for f in _found(self.answers.values()) if _stage(f.check) < PRECISION_STAGE]
+        faults = []
+        for fault in _found(self.answers.values()):
+            if _stage(fault.check) < PRECISION_STAGE and fault.check not in _HARMLESS:
+                faults.append(fault)
         for name in self._tails:
             # A fault that is not wholly undone leaves a tail
             if faults:
-                reason = f"what is left of “{_title(faults[0])}” looks like a tail: fix that first"
+                largest = _title_of_largest(faults)
+                reason = f"what is left of “{largest}” looks like a tail: fix that first"
                 self.answers[name] = untested(name, reason)
                 continue
             tail = self.answer(name, evidence)
@@ -372,7 +376,7 @@ class Weighing:
         spoiling = [finding for finding in findings if _may_spoil_others(finding.check)]
         if not spoiling:
             return
-        reason = f"fix “{_title(spoiling[0])}” first"
+        reason = f"fix “{_title_of_largest(spoiling)}” first"
         for finding in findings:
             if _has(finding.check, "ALONE"):
                 self.answers[finding.check] = untested(finding.check, reason)
@@ -410,6 +414,11 @@ def _share(finding: Finding) -> float:
 
 def _title(finding: Finding) -> str:
     return str(module(finding.check).TITLE)
+
+
+def _title_of_largest(findings: Sequence[Finding]) -> str:
+    """The title of the finding that explains most of the gap."""
+    return _title(max(findings, key=_share))
 
 
 def _stage(name: str) -> int:
