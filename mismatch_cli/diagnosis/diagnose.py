@@ -103,6 +103,16 @@ class Findings:
         return _share(first) < _MOST
 
     @property
+    def is_mostly_explained(self) -> bool:
+        """Whether a fault explains at least half of the gap: until it is gone, nothing else is
+        worth a test.
+        """
+        first = self.first_cause
+        if first is None or _stage(first.check) >= PRECISION_STAGE:
+            return False
+        return not self.is_unexplained and _share(first) >= _MOST
+
+    @property
     def shares(self) -> Shares:
         """What the faults found explain, and what is left: as expected, and beyond that."""
         left = min(1.0, self.unexplained.share)
