@@ -18,6 +18,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import SkippedReading
+from mismatch_cli.diagnosis.shared_origins import shared_by
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -100,6 +101,16 @@ class Findings:
         if first is None or _stage(first.check) < PRECISION_STAGE:
             return False
         return _share(first) < _MOST
+
+    @property
+    def is_mostly_explained(self) -> bool:
+        """Whether a fault explains at least half of the gap: until it is gone, nothing else is
+        worth a test.
+        """
+        first = self.first_cause
+        if first is None or _stage(first.check) >= PRECISION_STAGE:
+            return False
+        return not self.is_unexplained and _share(first) >= _MOST
 
     @property
     def shares(self) -> Shares:
@@ -227,7 +238,7 @@ class Weighing:
         reason = "no tokens are left to check"
         spoiling = _found(self.answers.values())
         if spoiling:
-            reason += f": fix “{_title(spoiling[0])}” first"
+            reason += f": fix “{_title_of_largest(spoiling)}” first"
         return untested(name, reason)
 
     def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
@@ -350,11 +361,15 @@ class Weighing:
         """Run the checks for a few tokens with most of the gap; they count only if the rest is
         as expected.
         """
-        faults = [f for f in _found(self.answers.values()) if _stage(f.check) < PRECISION_STAGE]
+        faults = []
+        for fault in _found(self.answers.values()):
+            if _stage(fault.check) < PRECISION_STAGE and fault.check not in _HARMLESS:
+                faults.append(fault)
         for name in self._tails:
             # A fault that is not wholly undone leaves a tail
             if faults:
-                reason = f"what is left of “{_title(faults[0])}” looks like a tail: fix that first"
+                largest = _title_of_largest(faults)
+                reason = f"what is left of “{largest}” looks like a tail: fix that first"
                 self.answers[name] = untested(name, reason)
                 continue
             tail = self.answer(name, evidence)
@@ -371,7 +386,7 @@ class Weighing:
         spoiling = [finding for finding in findings if _may_spoil_others(finding.check)]
         if not spoiling:
             return
-        reason = f"fix “{_title(spoiling[0])}” first"
+        reason = f"fix “{_title_of_largest(spoiling)}” first"
         for finding in findings:
             if _has(finding.check, "ALONE"):
                 self.answers[finding.check] = untested(finding.check, reason)
@@ -411,6 +426,11 @@ def _title(finding: Finding) -> str:
     return str(module(finding.check).TITLE)
 
 
+def _title_of_largest(findings: Sequence[Finding]) -> str:
+    """The title of the finding that explains most of the gap."""
+    return _title(max(findings, key=_share))
+
+
 def _stage(name: str) -> int:
     return int(module(name).STAGE)
 
@@ -441,4 +461,16 @@ def run_check(name: str, evidence: Evidence) -> Finding:
         finding: Finding = check.check(evidence)
     except SkippedReading as reason:
         return untested(name, str(reason))
-    return finding
+    return _placed(finding, evidence)
+
+
+def _placed(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding with what its responses share, if they are a part of the trace."""
+    part = finding.part
+    if finding.status != "found" or part is None or not part.is_part:
+        return finding
+    shared = shared_by(evidence.sample, part.inside_S, part.among_S, evidence.traces)
+    sentence = finding.sentence
+    if shared:
+        sentence += f" The responses with it are {shared}."
+    return replace(finding, sentence=sentence, where=replace(part, shared=shared).where)

@@ -51,7 +51,8 @@ class Finding:
     is computed from it in the same way for every check, so checks leave it empty. Noise or a tail
     is a fault where it alone makes the gap larger than expected: `beyond_expected`. `evidence`
     holds labelled figures; `reason` says why a check was not possible or does not count, `needs`
-    what to type to make it possible. `where` names the responses of a fault in part of a trace.
+    what to type to make it possible. `where` names the responses of a fault in part of a trace; a
+    check that knows them gives `part`, from which `diagnose` writes it.
     `at_most`: undoing the fault may remove what others make too, so `explains` is an upper bound.
     """
 
@@ -66,6 +67,7 @@ class Finding:
     cause: str = ""
     change: str = ""
     where: str = ""
+    part: Subset | None = None
     left_N: np.ndarray | None = None
     explains: float | None = None
     beyond_expected: bool = False

@@ -31,11 +31,25 @@ class Subset:
     among_S: np.ndarray  # bool: the responses that could be in it
 
     @property
+    def is_part(self) -> bool:
+        """Whether some are inside, and some that could be are not."""
+        return bool(self.inside_S.any() and (self.among_S & ~self.inside_S).any())
+
+    @property
     def where(self) -> str:
         """Such as `in 12 of 48 responses, all of 3 of 12 prompts`."""
         count = int(self.inside_S.sum())
         shared = f", {self.shared}" if self.shared else ""
         return f"in {count:,} of {things(len(self.inside_S), 'response')}{shared}"
+
+
+def responses_with(chosen: np.ndarray, among_T: np.ndarray, sample: Sample) -> Subset:
+    """The responses that have a chosen token, by flags or indices, of those that have one of
+    `among_T`.
+    """
+    every = np.arange(sample.num_responses)
+    inside_S = np.isin(every, sample.response_T[chosen])
+    return Subset(inside_S, "", np.isin(every, sample.response_T[among_T]))
 
 
 def find_far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | None:

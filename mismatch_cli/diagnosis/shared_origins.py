@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,10 @@ from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.origins import NO_RANK, Traces
 from mismatch_cli.diagnosis.sample import Sample
 
-_PURE = 0.95  # of the responses that agree with the most of their prompt, step, file, …
+# Responses that do not agree with the most of their prompt, step, file, …: of those inside, and of
+# those outside
+_IMPURE = 0.1
+_CHANCE = 1000  # ways to choose as many responses, for each that would share as much
 _NAMED = 3  # members: more are counted
 # What responses may share, and its column of `origin_S`; of two kinds with equally many members,
 # the first is named.
@@ -127,13 +131,19 @@ def _origin_S(kind: str, sample: Sample, traces: Traces) -> np.ndarray | None:
 
 def _whole_members(kind: str, inside_R: np.ndarray, all_R: np.ndarray) -> _Members | None:
     """The values whose responses are inside as a whole; None if the bound of the subset cuts
-    through them.
+    through them, or so few responses share them by chance.
     """
     present, key_R = np.unique(all_R, return_inverse=True)
     all_K = np.bincount(key_R)
     inside_K = np.bincount(np.searchsorted(present, inside_R), minlength=len(all_K))
     mostly_K = 2 * inside_K > all_K
-    agree = np.where(mostly_K, inside_K, all_K - inside_K).sum() / all_K.sum()
-    if agree < _PURE or not 0 < mostly_K.sum() < len(present) < all_K.sum():
+    odd = int(np.where(mostly_K, all_K - inside_K, inside_K).sum())
+    whole = int(mostly_K.sum())
+    if not 0 < whole < len(present) < len(all_R):
+        return None
+    if odd > _IMPURE * min(len(inside_R), len(all_R) - len(inside_R)):
+        return None
+    ways = math.comb(len(present), whole) * math.comb(len(all_R), odd)
+    if _CHANCE * ways > math.comb(len(all_R), len(inside_R)):
         return None
     return _Members(kind, present[mostly_K].tolist(), present.tolist())

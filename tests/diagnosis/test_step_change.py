@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector
 from mismatch_cli.diagnosis.origins import Origin, Traces
+from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
@@ -162,6 +165,97 @@ def test_the_responses_of_a_stale_engine_are_named_with_what_they_share(pools):
         cause = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
         assert cause.check == uneven_responses.NAME
         assert words.replace("number 2", "numbers 2") in cause.sentence
+
+
+def by_response(pool: Pool, chosen_S: np.ndarray, changed: Callable[[np.ndarray], object]) -> None:
+    """Log μ of the chosen responses, changed."""
+    column_T = pool.tokens["logp_rollout"]
+    for s in np.flatnonzero(chosen_S).tolist():
+        own_T = pool.response_T == s
+        column_T[own_T] = changed(column_T[own_T])
+
+
+BOOKKEEPING: dict[str, Callable[[np.ndarray], object]] = {
+    "index-shift": lambda own_T: np.roll(own_T, 1),
+    "retokenised": lambda own_T: np.append(own_T[:10], np.roll(own_T[10:], 1)),
+    "constant-offset": lambda own_T: own_T - 0.5,
+    "log-base": lambda own_T: own_T / np.log(2),
+    "another-quantity": lambda own_T: np.full(len(own_T), own_T.mean()),
+    "placeholders": lambda own_T: np.where(np.arange(len(own_T)) % 2, 0.0, own_T),
+    "stored-values": lambda own_T: np.where(np.arange(len(own_T)) == 4, -1e4, own_T),
+}
+
+
+@pytest.mark.parametrize("check", BOOKKEEPING)
+def test_a_rank_with_broken_bookkeeping_is_named(bf16_pool, check):
+    broken = sampled_alone(whole(bf16_pool))
+    rank_S = np.arange(broken.num_responses) % 20
+    by_response(broken, rank_S == 10, BOOKKEEPING[check])
+    finding = finding_of(diagnose(evidence_of_ranks(broken, rank_S)), check)
+    place = "all of rank 10 (1 of 20; shard-00010-000000.parquet)"
+    assert finding.status == "found" and finding.where.endswith(f" responses, {place}")
+    assert finding.sentence.endswith(f" The responses with it are {place}.")
+
+
+def test_the_rank_that_appends_an_end_is_named(bf16_pool):
+    broken = sampled_alone(whole(bf16_pool))
+    rank_S = np.unique(broken.rows["prompt_id"], return_inverse=True)[1] % 4
+    broken.tokens["logp_rollout"][broken.last_T] = -2.0
+    broken.tokens["logp_trainer"][broken.last_T] = -2.0
+    by_response(broken, rank_S == 2, lambda own_T: np.append(own_T[:-1], 0.0))
+    finding = finding_of(diagnose(evidence_of_ranks(broken, rank_S)), "end-of-sequence")
+    assert "all of rank 2 (1 of 4; " in finding.where
+
+
+def test_the_steps_of_exchanged_responses_are_named(bf16_pool):
+    broken = sampled_alone(whole(bf16_pool))
+    prompts, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
+    broken.rows["step"] = of_S * 4 // len(prompts)
+    column_T, response_T = broken.tokens["logp_trainer"], broken.response_T
+    recorded_T = column_T.copy()
+    for s in np.flatnonzero(broken.rows["step"] == 1).tolist():
+        own_T = response_T == s
+        group = np.flatnonzero(of_S == of_S[s])
+        other = group[(np.searchsorted(group, s) + 1) % len(group)]
+        column_T[own_T] = np.resize(recorded_T[response_T == other], own_T.sum())
+    finding = finding_of(judged(broken), "exchanged-responses")
+    assert finding.where.endswith("responses, all of step 1 (1 of 4)")
+
+
+def test_a_fault_in_any_or_in_all_responses_has_no_place(bf16_pool, rng):
+    scattered_S = rng.random(bf16_pool.num_responses) < 0.3
+    for chosen_S in (scattered_S, np.ones_like(scattered_S)):
+        broken = sampled_alone(whole(bf16_pool))
+        by_response(broken, chosen_S, BOOKKEEPING["constant-offset"])
+        rank_S = np.unique(broken.rows["prompt_id"], return_inverse=True)[1] % 4
+        finding = finding_of(diagnose(evidence_of_ranks(broken, rank_S)), "constant-offset")
+        assert finding.status == "found" and "The responses with it" not in finding.sentence
+        assert "all of" not in finding.where and bool(finding.where) != bool(chosen_S.all())
+
+
+@pytest.mark.parametrize(("inside", "words"), [
+    ([0, 1, *range(2, 42, 2)], ""),  # a pair, and half of ten others
+    ([0, 1], ""),
+    (range(0, 100, 5), ""),
+    (range(20), "all of 10 of 50 prompts"),
+])  # fmt: skip
+def test_what_responses_share_by_chance_is_not_named(inside, words):
+    """Of fifty prompts with two responses each."""
+    sample = SimpleNamespace(
+        prompt_id_S=np.arange(100) // 2,
+        sample_index_S=np.arange(100) % 2,
+        step_S=np.zeros(100, dtype=int),
+        origin_S={},
+    )
+    inside_S = np.isin(np.arange(100), list(inside))
+    assert shared_by(sample, inside_S, np.ones(100, dtype=bool), Traces()) == words
+
+
+def test_few_responses_are_of_a_rank_by_chance():
+    rank_S = np.arange(8) % 2
+    columns = {"prompt_id_S": np.arange(8), "sample_index_S": np.zeros(8, dtype=int)}
+    sample = SimpleNamespace(step_S=np.zeros(8, dtype=int), origin_S={"rank": rank_S}, **columns)
+    assert shared_by(sample, rank_S == 1, np.ones(8, dtype=bool), Traces()) == ""
 
 
 def test_an_engine_that_is_stale_from_a_step_on_is_named_with_its_rank(pools):

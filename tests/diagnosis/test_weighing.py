@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lab.faults import FAULTS
-from mismatch_cli.diagnosis.diagnose import Findings, Unexplained
+from mismatch_cli.diagnosis.diagnose import Findings, Unexplained, Weighing
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.limits.expected import Expected
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
@@ -102,6 +102,25 @@ def test_undoing_leaves_less_and_shares_add_up(pools):
     explained = sum(fault.explains for fault in diagnosis.faults)
     assert explained + diagnosis.unexplained.share == pytest.approx(1.0, abs=1e-9)
     assert diagnosis.unexplained.nats < 0.02
+
+
+def test_what_hides_a_tail_is_the_fault_that_explains_most(pools):
+    broken = whole(pools["fp8-kv"])
+    shifted = next(fault for fault in FAULTS if fault.name == "shifted by one")
+    shifted.plant(broken, 0.5, np.random.default_rng(0))
+    broken.tokens["logp_rollout"][:4] = 0.01
+    diagnosis = judged(broken, FP8)
+    assert {fault.check for fault in diagnosis.faults} == {"values", "index-shift"}
+    tail = finding_of(diagnosis, "heavy-tail")
+    assert tail.status == "untested"
+    assert tail.reason.startswith("what is left of “Shifted by some tokens” looks like a tail")
+
+
+def test_advantages_hide_no_tail(pools):
+    weighing = Weighing(1.0)
+    weighing.answers["credit"] = Finding("credit", "found")
+    weighing.check_tails(judged(whole(pools["fp8-kv"])).evidence)
+    assert "fix that first" not in weighing.answers["heavy-tail"].reason
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -55,7 +56,17 @@ def check(evidence: Evidence) -> Finding:
         ("median", middle), ("95 % quantile", high),
     )  # fmt: skip
     left_N = left_T[sample.index_N]
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+    part = Subset(offset_S, "", _testable_S(sample))
+    return Finding(
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
+    )
+
+
+def _testable_S(sample: Sample) -> np.ndarray:
+    """The responses with enough tokens that were not clipped."""
+    unclipped_T = sample.counts_T & (sample.logq_T != 0) & (sample.logp_T != 0)
+    count_S = np.bincount(sample.response_T[unclipped_T], minlength=sample.num_responses)
+    return np.asarray(count_S >= _FEWEST)
 
 
 def power(sample: Sample) -> str:

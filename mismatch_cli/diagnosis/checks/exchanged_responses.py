@@ -5,6 +5,7 @@ import numpy as np
 from mismatch_cli.diagnosis.alignment import MISFIT, SHORTEST_ELSEWHERE
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 NAME, STAGE = "exchanged-responses", 2
@@ -37,26 +38,28 @@ def check(evidence: Evidence) -> Finding:
         ("of these, that fit another response to the same prompt", int(same_prompt.sum())),
         ("that fit a response to another prompt", int((~same_prompt).sum())),
     )
+    testable_S = varied_S(evidence.sample, SHORTEST_ELSEWHERE, MISFIT)
     if too_few(exchanged_R):
-        power = of_responses(varied_S(evidence.sample, SHORTEST_ELSEWHERE, MISFIT))
-        return clear(NAME, share, "share of responses", power, rows)
+        return clear(NAME, share, "share of responses", of_responses(testable_S), rows)
     sentence = (
         f"{count:,} of {len(exchanged_R):,} responses have the log-probabilities of another "
         "response."
     )
-    left_N = evidence.sample.left_without(_exchanged_T(evidence, exchanged_R))
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+    exchanged_S = _exchanged_S(evidence, exchanged_R)
+    left_N = evidence.sample.left_without(exchanged_S[evidence.sample.response_T])
+    part = Subset(exchanged_S, "", testable_S)
+    return Finding(
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
+    )
 
 
-def _exchanged_T(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
-    """The tokens of the sample's exchanged responses, and of its other misfits if most misfits
-    are exchanged.
-    """
+def _exchanged_S(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
+    """The sample's exchanged responses, and its other misfits if most misfits are exchanged."""
     head_S = _head_S(evidence)
     exchanged_S = exchanged_R[head_S] & (head_S >= 0)
     if exchanged_R.sum() >= _MOSTLY * evidence.exchanges.misfit_R.sum():
         exchanged_S |= (head_S < 0) & (evidence.alignment.gap_S >= MISFIT)
-    return exchanged_S[evidence.sample.response_T]
+    return np.asarray(exchanged_S)
 
 
 def _repaired_R(evidence: Evidence) -> np.ndarray:

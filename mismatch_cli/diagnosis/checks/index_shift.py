@@ -4,6 +4,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.alignment import SHORTEST, in_step_N, lag_scan, real_gap
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 __all__ = ["check", "spoiled_T"]
@@ -31,9 +32,9 @@ def check(evidence: Evidence) -> Finding:
         scan.append((f"mean gap at lag {lag:+d}, nats".replace("-", "−"), gap))
     scan.append(("least gap of a response that may be shifted, nats", least_gap))
     measure = "share of responses"
+    testable_S = varied_S(sample, SHORTEST, least_gap)
     if too_few(shifted_S):
-        power = of_responses(varied_S(sample, SHORTEST, least_gap))
-        return clear(NAME, share, measure, power, tuple(scan))
+        return clear(NAME, share, measure, of_responses(testable_S), tuple(scan))
     left_N = in_step_N(sample, alignment, shifted_S)
     if _is_by_chance(evidence, shifted_S, left_N):
         reason = "another order of the tokens: a lag fits few of the responses, and not well"
@@ -44,7 +45,8 @@ def check(evidence: Evidence) -> Finding:
         "does not."
     )
     rows = (("lag, tokens", lag), *scan)
-    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N)
+    part = Subset(shifted_S, "", testable_S)
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, part=part)
 
 
 _FEWEST, _SHARE = 2, 0.01

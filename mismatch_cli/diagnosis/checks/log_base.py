@@ -4,6 +4,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.power import clear, of_responses
 from mismatch_cli.diagnosis.sample import Sample
@@ -80,25 +81,32 @@ def _finding(
 ) -> Finding:
     """Found in these responses, each with the bases of the rollout and the trainer."""
     sample = evidence.sample
-    left_T = sample.logp_T - sample.logq_T
-    for s, span in enumerate(sample.spans()):
-        if s in base_of:
-            base_q, base_p = base_of[s]
-            natural_p_T = _BASES[base_p] * sample.logp_T[span]
-            left_T[span] = natural_p_T - _BASES[base_q] * sample.logq_T[span]
     pairs, counts = np.unique(list(base_of.values()), axis=0, return_counts=True)
     base_q, base_p = pairs[np.argmax(counts)].tolist()
     wrong = []
     for side, base in (("rollout", base_q), ("trainer", base_p)):
         if base != "e":
             wrong.append(f"the {side}'s are to base {base}")
-    share = len(base_of) / sample.num_responses
+    inside_S = np.isin(np.arange(sample.num_responses), list(base_of))
     sentence = (
         f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are not "
         f"natural: {' and '.join(wrong)}."
     )
-    left_N = left_T[sample.index_N]
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+    left_N = _natural_d_T(sample, base_of)[sample.index_N]
+    part, share = Subset(inside_S, "", _telling_S(sample)), float(inside_S.mean())
+    measure = "share of responses"
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, part=part)
+
+
+def _natural_d_T(sample: Sample, base_of: dict[int, tuple[str, str]]) -> np.ndarray:
+    """log π − log μ, nats, with the logarithms of these responses made natural."""
+    d_T = sample.logp_T - sample.logq_T
+    for s, span in enumerate(sample.spans()):
+        if s in base_of:
+            base_q, base_p = base_of[s]
+            natural_p_T = _BASES[base_p] * sample.logp_T[span]
+            d_T[span] = natural_p_T - _BASES[base_q] * sample.logq_T[span]
+    return d_T
 
 
 def pair_of_bases(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:

@@ -7,7 +7,9 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import responses_with
 from mismatch_cli.diagnosis.power import clear
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"
@@ -32,10 +34,7 @@ def check(evidence: Evidence) -> Finding:
     if zeros is not None:
         return zeros
     sample = evidence.sample
-    # Rare tokens may be far apart without a fault, but not by any number of nats
-    limit_N = np.maximum(_HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE))
-    huge_T = np.zeros(len(sample.logq_T), dtype=bool)
-    huge_T[sample.index_N[np.abs(sample.d_N) > limit_N]] = True
+    huge_T = _huge_T(sample)
     runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~reaches_the_end(huge_T, sample.offset_S1)
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
     responses = len(np.unique(sample.response_T[runs_T]))
@@ -51,7 +50,18 @@ def check(evidence: Evidence) -> Finding:
     )
     rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
     left_N = sample.left_without(runs_T)
-    return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
+    part = responses_with(runs_T, sample.counts_T, sample)
+    measure = "share of tokens"
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, part=part)
+
+
+def _huge_T(sample: Sample) -> np.ndarray:
+    """The tokens with a huge gap."""
+    # Rare tokens may be far apart without a fault, but not by any number of nats
+    limit_N = np.maximum(_HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE))
+    huge_T = np.zeros(len(sample.logq_T), dtype=bool)
+    huge_T[sample.index_N[np.abs(sample.d_N) > limit_N]] = True
+    return huge_T
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

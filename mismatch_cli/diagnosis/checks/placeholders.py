@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.far_responses import Subset, responses_with
 from mismatch_cli.diagnosis.power import clear, percent, too_certain
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.trace.foreign_values import UNCERTAIN
@@ -73,6 +74,7 @@ def _value_finding(
         ((f"{side}: the value, nats", value), ("tokens of the sample with it", count)),
         change=OF_A_CLAMP if is_clamp else "",
         left_N=np.where(own_N == value, np.nan, sample.d_N),
+        part=responses_with(sample.index_N[own_N == value], sample.counts_T, sample),
     )
 
 
@@ -152,7 +154,8 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
         "from certain."
     )
     measure = "share of tokens, where the other side is uncertain"
-    left_N = evidence.sample.left_without(zeros_T(evidence.sample))
+    sample = evidence.sample
+    placeholder_T = zeros_T(sample)
     are_sampled = check == NAME and all(zeros.are_sampled for zeros in sides.values())
     return Finding(
         check,
@@ -162,8 +165,19 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
         sentence,
         tuple(rows),
         change=OF_DRAFTS if are_sampled else "",
-        left_N=left_N,
+        left_N=sample.left_without(placeholder_T),
+        part=_part_with(placeholder_T, sample, at_the_end=check == "end-of-sequence"),
     )
+
+
+def _part_with(placeholder_T: np.ndarray, sample: Sample, *, at_the_end: bool) -> Subset:
+    """The responses with a placeholder where the other side is not certain, among those with a
+    token that could show it.
+    """
+    could_T = sample.counts_T & (np.minimum(sample.logq_T, sample.logp_T) < _CERTAIN)
+    if at_the_end:
+        could_T &= sample.last_T
+    return responses_with(could_T & placeholder_T, could_T, sample)
 
 
 def _placeholders(evidence: Evidence) -> dict[str, ZeroCounts]:

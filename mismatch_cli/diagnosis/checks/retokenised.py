@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis.alignment import SHORTEST, in_step_N, real_gap
 from mismatch_cli.diagnosis.checks.index_shift import most_frequent, spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 __all__ = ["check", "spoiled_T"]
@@ -29,9 +30,9 @@ def check(evidence: Evidence) -> Finding:
     broken_S = alignment.broken_S
     count = int(broken_S.sum())
     share = count / max(1, sample.num_responses)
+    testable_S = varied_S(sample, 2 * SHORTEST, real_gap(sample))
     if too_few(broken_S):
-        power = of_responses(varied_S(sample, 2 * SHORTEST, real_gap(sample)))
-        return clear(NAME, share, "share of responses", power)
+        return clear(NAME, share, "share of responses", of_responses(testable_S))
     left_N = in_step_N(sample, alignment, broken_S)
     sentence = (
         f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted "
@@ -42,4 +43,7 @@ def check(evidence: Evidence) -> Finding:
         ("first shifted token, median", float(np.median(alignment.from_S[broken_S]))),
         ("most frequent lag, tokens", most_frequent(alignment.lag_S[broken_S])),
     )
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+    part = Subset(broken_S, "", testable_S)
+    return Finding(
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
+    )

@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.far_responses import responses_with
 from mismatch_cli.diagnosis.power import clear
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -66,7 +67,17 @@ def check(evidence: Evidence) -> Finding:
     rows: tuple[Row, ...] = tuple((f"{s.side}: {s.kind}", s.tokens) for s in stored)
     share = largest.tokens / max(1, sample.num_counted)
     sentence = f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.kind}."
-    return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=largest.left_N)
+    replaced = sample.index_N[np.isnan(largest.left_N)]
+    return Finding(
+        NAME,
+        "found",
+        share,
+        "share of tokens",
+        sentence,
+        rows,
+        left_N=largest.left_N,
+        part=responses_with(replaced, sample.counts_T, sample),
+    )
 
 
 def _power(sample: Sample) -> str:

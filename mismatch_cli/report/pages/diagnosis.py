@@ -74,6 +74,7 @@ _STAGES = {
     7: "precision",
     8: "what is left",
 }
+_AGAIN = "Change that, record or import again, and diagnose again: a fault can hide others."
 _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 _MOST = 4  # findings, and suspects, on a screen
 _RELATIVE = "|Δlog p| relative to the typical gap at the same μ"
@@ -157,6 +158,8 @@ def _reason(analysis: DiagnosisAnalysis) -> str:
     is_minor = diagnosis.is_minor and bool(analysis.suspects)
     if first is not None and not is_minor:
         sentences = [f"{first.title}. {first.sentence}", _explained(first, "at most "), unexplained]
+        if diagnosis.is_mostly_explained:
+            sentences.append(_AGAIN)
     elif unexplained:
         sentences = [unexplained, _may_be(result.suspects), _first_suspect(analysis)]
     else:
@@ -266,7 +269,7 @@ def _profile(title: str, points: Sequence[tuple[str, Estimate]], note: str = "")
 
 def _next(analysis: DiagnosisAnalysis) -> Facts:
     """The command that decides an unexplained gap; else those that test the first suspect, or
-    enable a check that was not possible.
+    enable a check that was not possible, unless a fault that explains most has to go first.
     """
     every = (
         suggest("diagnose", *typed_names(analysis.traces), *analysis.typed_models, "--full"),
@@ -275,6 +278,8 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     if analysis.has_an_open_gap and analysis.can_be_bisected:
         search = suggest("bisect", *typed_names(analysis.traces))
         return ((search, "which setting, tensor or module makes the gap"), every)
+    if analysis.diagnosis.is_mostly_explained:
+        return (every, *_import_again(analysis))
     return (every, *(_of_suspect(analysis) or _of_check(analysis)), *_import_again(analysis))
 
 
@@ -390,7 +395,7 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
             text("seen elsewhere", lambda suspect: suspect.seen, priority=Priority.FULL),
             text("source", lambda suspect: suspect.source, priority=Priority.FULL),
         ],
-        brief=Brief.first(_MOST),
+        brief=None if analysis.diagnosis.is_mostly_explained else Brief.first(_MOST),
     )
     tests = []
     for suspect in analysis.suspects:

@@ -93,7 +93,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
         verdict=verdict(result.verdict),
         remarks=(*_remarks(result), *_suspect(result)),
         profiles=_profiles(main),
-        next=(*_test(result), *_next(study)),
+        next=_next(study),
         parts=_sections(study, worst),
         settings=settings_tables(result.about),
         command=command_line("report", typed_names(study.traces)),
@@ -239,9 +239,16 @@ def _test(result: MismatchResult) -> Facts:
 
 
 def _next(study: MismatchAnalysis) -> Facts:
-    runs = typed_names(study.traces)
+    """The commands that test the first suspect, then others; where the gap is larger than settings
+    on record make it, what looks for a mistake comes first.
+    """
+    runs, test = typed_names(study.traces), _test(study.result)
+    diagnose = ((suggest("diagnose", *runs), "a mistake, or which setting?"),)
+    expected = study.result.verdict.expected
+    is_above = expected is not None and expected.standing == "above"
+    first = (*diagnose, *test) if is_above else (*test, *diagnose)
     return (
-        (suggest("diagnose", *runs), "a mistake, or which setting?"),
+        *first,
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
         (suggest("report", *runs, "--as", "all"), "as your framework logs them"),
         (suggest("report", *runs, "--full"), "every metric, bin and position"),

@@ -229,6 +229,9 @@ def test_a_fault_is_reported_before_suspects(tmp_path, diagnose):
     _, out, _ = diagnose(trace.parent)
     summary = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert "1 FAULT FOUND" in out and "First suspect" not in out
+    assert "Change that, record or import again, and diagnose again" in " ".join(out.split())
+    assert "suspects" not in out and "mismatch-cli probe" not in out
+    assert "Suspects" in (trace.parent / "diagnosis" / "report.html").read_text()
     assert (
         summary["shares"]["explained"] > 0.9
         and summary["suspects"][0]["setting"] == "rollout.kv_cache_dtype"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +66,18 @@ def test_the_bundled_traces_have_the_expected_status(studies):
     assert {row.standing for row in fine.bars} == {"holds"}
     assert {row.pair for row in fine.bars} == {"mismatch"}
     assert any(re.match(r"18 of 18 published limits hold", sentence) for sentence in fine.sentences)
+
+
+@pytest.mark.parametrize(("standing", "first"), [("above", "diagnose"), ("within", "probe")])
+def test_a_mistake_is_looked_for_first_where_no_setting_makes_such_a_gap(studies, standing, first):
+    study = copy.copy(studies["fp8-kv"])
+    result = study.result
+    assert result.verdict.expected is not None
+    expected = replace(result.verdict.expected, standing=standing)
+    vars(study)["result"] = replace(result, verdict=replace(result.verdict, expected=expected))
+    typed = [line.split()[1] for line, _ in page_of(study).next]
+    assert typed[0] == first
+    assert sorted(typed) == ["clipstats", "compare", "diagnose", "probe", "report", "report"]
 
 
 def test_it_is_json(studies):
