@@ -50,10 +50,16 @@ def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
 
 
 def screen_of(view: Outline) -> Screen | None:
-    """As much of a page as a screen holds, the most important first; None without a verdict."""
-    if view.screen is None:
+    """As much of a page as a screen holds, the most important first, and what was asked for; None
+    without a verdict.
+    """
+    screen = view.screen
+    if screen is None:
         return None
-    return _fitted(view.screen)
+    asked = tuple(excerpt for excerpt in screen.excerpts if excerpt.asked)
+    others = tuple(excerpt for excerpt in screen.excerpts if not excerpt.asked)
+    fitted = _fitted(replace(screen, excerpts=others))
+    return replace(fitted, excerpts=(*asked, *fitted.excerpts))
 
 
 def as_text(screen: Screen, width: int = _WIDTH) -> str:
