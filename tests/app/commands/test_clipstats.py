@@ -113,6 +113,15 @@ def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, clipstats):
     assert len(json.loads(out)["algorithms"]) == 2
 
 
+def test_algorithms_are_compared_in_the_order_that_was_typed(here, clipstats):
+    names = ["ppo-rollout", "dppo-binary-tv"]
+    for first, second in (names, names[::-1]):
+        _, out, _ = clipstats("run", "-a", first, "-a", second, "--quiet")
+        assert written(here / "run" / "clipstats")["compared"] == [first, second]
+        assert out.index(f"\n{first} ") < out.index(f"\n{second} ")
+        assert f"clipstats run -a {first} -a " in out
+
+
 def test_parameters_custom_masks_and_what_is_compared(here, clipstats):
     (here / "my_mask.py").write_text(MASK)
     flags = [
