@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mismatch_cli.app.common import REPORTING, Common
+from mismatch_cli.app.common import REPORTING, Common, latest_run
 from mismatch_cli.app.completions import frameworks
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.one_figure import (
@@ -262,11 +262,8 @@ def _print_as(name: str, named: list[Path], common: Common) -> None:
 
 def _latest_run(common: Common) -> list[Path]:
     """The latest run in this folder, if there is one; it says which."""
-    manifests = sorted(
-        Path().glob("*/trace/manifest.json"), key=lambda manifest: manifest.stat().st_mtime
-    )
-    if not manifests:
+    latest = latest_run()
+    if latest is None:
         return []
-    latest = manifests[-1].parent.parent
     common.progress.say(f"No trace named: reporting on {latest}, the latest run in this folder.")
     return [latest]
