@@ -144,7 +144,7 @@ class Excerpt:
     pieces: tuple[TokenText, ...]
     prompt: str = ""  # raw
     short: str = ""  # the title on a screen; empty where it is not on one
-    asked: bool = False  # a screen shows it even without room: its user asked for so many
+    stays: bool = False  # on a screen even without room: its user asked for so many
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,10 @@ def screen_of(view: Outline) -> Screen | None:
     screen = view.screen
     if screen is None:
         return None
-    asked = tuple(excerpt for excerpt in screen.excerpts if excerpt.asked)
-    others = tuple(excerpt for excerpt in screen.excerpts if not excerpt.asked)
+    staying = tuple(excerpt for excerpt in screen.excerpts if excerpt.stays)
+    others = tuple(excerpt for excerpt in screen.excerpts if not excerpt.stays)
     fitted = _fitted(replace(screen, excerpts=others))
-    return replace(fitted, excerpts=(*asked, *fitted.excerpts))
+    return replace(fitted, excerpts=(*staying, *fitted.excerpts))
 
 
 def as_text(screen: Screen, width: int | None = None) -> str:

@@ -132,7 +132,7 @@ def test_excerpts_give_way_before_the_rows_that_have_to_stay():
 
 
 def test_excerpts_that_were_asked_for_stay():
-    token = Excerpt("a token", (), (TokenText("text"),), short="Worst token", asked=True)
+    token = Excerpt("a token", (), (TokenText("text"),), short="Worst token", stays=True)
     view = outline(60, parts=[*outline(60).parts, Section("Tokens", excerpts=[token] * 30)])
     screen, usual = screen_of(view), screen_of(outline(60))
     assert len(screen.excerpts) == 30 and not screen.left_out

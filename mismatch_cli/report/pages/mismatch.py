@@ -126,7 +126,7 @@ def _worst_sections(study: MismatchAnalysis, worst: int | None) -> tuple[Section
     tokens, responses = worst_excerpts(study.traces, study.main_pair, study.result.worst)
     for n, token in enumerate(tokens[: 1 if worst is None else worst]):
         title = f"Worst token {token.title}"
-        tokens[n] = replace(token, short=title, asked=worst is not None)
+        tokens[n] = replace(token, short=title, stays=worst is not None)
     return (
         Section(
             "Worst tokens",
