@@ -27,6 +27,12 @@ from mismatch_cli.processes.ranks.joined import launched
 _UsageError = typer.BadParameter.__mro__[1]
 
 
+def _say_how_many(error: Any) -> None:
+    """Say what a setting of several values needs: a file or a variable has too few or too many."""
+    if error.param.nargs > 1:
+        error.message = f"it needs {error.param.nargs} values, {error.param.metavar}."
+
+
 class Command(typer.core.TyperCommand):
     """A command whose parameters are also environment variables and keys of the `--config` file.
 
@@ -72,6 +78,7 @@ class Command(typer.core.TyperCommand):
                 place = source_of(ctx, error.param)
                 if place:
                     error.param_hint += f" in {place}"
+                    _say_how_many(error)
             raise
         except _UsageError as error:  # type: ignore[misc]
             # Typer suggests flags for one that it does not know, hidden ones included.

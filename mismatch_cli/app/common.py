@@ -206,9 +206,11 @@ class Common:
             return Path(name)
         return run_folder_of(trace) / name
 
-    def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
+    def opened(
+        self, named: Sequence[Path] | None, notice: str, *names: str, command: str = ""
+    ) -> list[Trace]:
         """The named traces; if there are none, the bundled ones called `names` (the training
-        run), after printing `notice`.
+        run), after printing `notice`, and how a `command` reads the latest run in this folder.
         """
         from mismatch_cli.trace.reader import Trace
         from mismatch_cli.trace.recording_folder import begun_replacement
@@ -218,6 +220,9 @@ class Common:
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
         if not named:
             self.progress.say(notice)
+            latest = latest_run() if command else None
+            if latest is not None:
+                self.progress.say(f"{latest} is here: {suggest(command, latest)}")
         for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:
             if begun_replacement(run):
                 self.progress.say(
@@ -342,6 +347,14 @@ READING = (*READ_BY, "output", *_LOOKING)
 JUDGING = (*READ_BY, "output", "open", *_LOOKING)
 REPORTING = (*READ_BY, "output", "worst", "open", *_LOOKING)
 KEY = override(flag=False)  # what the commands with many settings leave to `--config`
+
+
+def latest_run() -> Path | None:
+    """The latest run in the current folder, if there is one."""
+    manifests = sorted(
+        Path().glob("*/trace/manifest.json"), key=lambda manifest: manifest.stat().st_mtime
+    )
+    return manifests[-1].parent.parent if manifests else None
 
 
 def recording(show_default: str, *more: str, **changes: dict[str, Any]) -> Any:

@@ -66,6 +66,7 @@ class FormatSettings:
         None,
         "Format of the dump.",
         choices=("format", partial(registry.names, IMPORTERS)),
+        unless="JSONL or Parquet of your own is plain.",
         show_default="detected",
     )
 

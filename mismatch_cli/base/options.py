@@ -42,6 +42,7 @@ def setting(default: Any, help: str, *, key: str = "", flag: bool = True, **abou
     `about` is any of
     `least` and `most` (and `why`), `valid` with `wanted`: what the value must be;
     `choices`: the word for what is chosen, and the names or a function that lists them;
+    `unless`: a sentence for those who give another;
     `completes`: names that a shell completes, or a function that lists them; other values are
     possible too;
     `changeable`: a resumed run may have a different value, since it only decides how the work is

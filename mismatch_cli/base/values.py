@@ -117,9 +117,8 @@ def _check_choice(setting: Setting, value: Any, source: str) -> None:
         return
     kind, names = setting.choices
     if value not in names:
-        raise UsageError(
-            f"{_describe_setting(setting, source)}: {registry.unknown_name(kind, value, names)}"
-        )
+        unknown = f"{registry.unknown_name(kind, value, names)} {setting.about.get('unless', '')}"
+        raise UsageError(f"{_describe_setting(setting, source)}: {unknown.rstrip()}")
 
 
 def _describe_value(setting: Setting, value: Any, source: str) -> str:

@@ -26,7 +26,7 @@ from mismatch_cli.limits.judge import (
 from mismatch_cli.limits.manifest_sides import family, precision
 from mismatch_cli.limits.published import Bound, Published, published
 from mismatch_cli.limits.reference import MeasuredRange, reference
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, Estimate
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEWEST_PROMPTS, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 
 LEADING = "abs_d_mean"  # compared with the floor, and with what is expected without a fault
@@ -372,8 +372,8 @@ def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
         texts.append(_OF_PAIR.get(pair, "") + tally(by_pair[pair]))
     if any(row.standing == UNDECIDED and row.power is None for row in bars):
         texts.append(
-            f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
-            "as large, or as small."
+            f"Undecided values come from too few prompts (an interval needs {FEWEST_PROMPTS}): "
+            f"they may be {WITHOUT_INTERVAL:g} times as large, or as small."
         )
     return texts
 

@@ -144,6 +144,7 @@ class Excerpt:
     pieces: tuple[TokenText, ...]
     prompt: str = ""  # raw
     short: str = ""  # the title on a screen; empty where it is not on one
+    stays: bool = False  # on a screen even without room: its user asked for so many
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class Screen:
-    """What a terminal shows without `--full`: at most 40 lines of 80 columns, the answer last."""
+    """What a terminal shows without `--full`: at most 40 lines of 80 columns beside what was asked
+    for, the answer last.
+    """
 
     subject: tuple[str, ...]  # what was measured, in two lines
     verdict: Verdict

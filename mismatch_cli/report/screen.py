@@ -50,19 +50,30 @@ def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
 
 
 def screen_of(view: Outline) -> Screen | None:
-    """As much of a page as a screen holds, the most important first; None without a verdict."""
-    if view.screen is None:
+    """As much of a page as a screen holds, the most important first, and what was asked for; None
+    without a verdict.
+    """
+    screen = view.screen
+    if screen is None:
         return None
-    return _fitted(view.screen)
+    staying = tuple(excerpt for excerpt in screen.excerpts if excerpt.stays)
+    others = tuple(excerpt for excerpt in screen.excerpts if not excerpt.stays)
+    fitted = _fitted(replace(screen, excerpts=others))
+    return replace(fitted, excerpts=(*staying, *fitted.excerpts))
 
 
-def as_text(screen: Screen, width: int = _WIDTH) -> str:
-    """What `print_screen` prints, without colours."""
+def as_text(screen: Screen, width: int | None = None) -> str:
+    """What `print_screen` prints, without colours; without a width, what Python's `print` shows."""
     out = StringIO()
     console = Console(
-        file=out, width=width, color_system=None, highlight=False, emoji=False, markup=False
+        file=out,
+        width=width or _WIDTH,
+        color_system=None,
+        highlight=False,
+        emoji=False,
+        markup=False,
     )
-    print_screen(screen, console)
+    print_screen(screen, console, has_width=width is not None)
     return "\n".join(map(str.rstrip, out.getvalue().splitlines()))
 
 
@@ -165,8 +176,10 @@ def _brief_table(table: Table, everything: str) -> Table:
     )
 
 
-def print_screen(screen: Screen, console: Console) -> None:
-    """Print a screen; token text is escaped, colours follow the console."""
+def print_screen(screen: Screen, console: Console, *, has_width: bool = True) -> None:
+    """Print a screen; token text is escaped, colours follow the console. `has_width`: the reader
+    can choose it.
+    """
     width = prose_width(console)
     style = "bold"
     for line in screen.subject:
@@ -176,7 +189,7 @@ def print_screen(screen: Screen, console: Console) -> None:
         console.print(Text.assemble(("! ", "yellow"), for_terminal(note)), width=width)
     for table in screen.tables:
         console.print()
-        print_table(table, console)
+        print_table(table, console, has_width=has_width)
     for block in filter(None, _blocks(screen, width)):
         console.print()
         console.print(Group(*block), width=width)

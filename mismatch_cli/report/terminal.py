@@ -125,8 +125,10 @@ def _metric_rows(
             yield tuple(printed)
 
 
-def print_table(table: Table, console: Console) -> None:
-    """Print a table as far as it fits, with a note on what is hidden."""
+def print_table(table: Table, console: Console, *, has_width: bool = True) -> None:
+    """Print a table as far as it fits, with a note on what is hidden, unless nobody chose the
+    console's width.
+    """
     fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
     console.print(_grid(fitting, console.width))
     notes = []
@@ -135,7 +137,7 @@ def print_table(table: Table, console: Console) -> None:
     left_out = len(table.rows) - len(fitting.rows)
     if left_out:
         notes.append(f"{left_out} more rows in report.html.")
-    if hidden:
+    if hidden and has_width:
         notes.append(
             f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or "
             "pipe it."

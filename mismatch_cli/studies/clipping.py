@@ -133,7 +133,7 @@ class ClippingAnalysis(Study):
     @cached_property
     def compared(self) -> tuple[Algorithm, ...]:
         """At most two to compare: those requested, else those of the paper, else the first that
-        block anything.
+        block anything. Those that were named keep the order in which they were.
         """
         if self.requested:
             return self.requested
@@ -144,7 +144,10 @@ class ClippingAnalysis(Study):
         for algorithm, blocked in zip(self.algorithms, blocked_by_mu, strict=True):
             if blocked.any():
                 preferred.append(algorithm)
-        return tuple(dict.fromkeys([*preferred, *self.algorithms]))[:2]
+        two = list(dict.fromkeys([*preferred, *self.algorithms]))[:2]
+        if "--algorithm" in self.arguments:
+            two.sort(key=self.algorithms.index)
+        return tuple(two)
 
     @cached_property
     def result(self) -> ClippingResult:

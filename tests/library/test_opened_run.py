@@ -296,6 +296,7 @@ def test_everything_shows_itself_as_html_and_as_text(run, clipping):
         assert page.index('class="verdict') < page.index("<table")
         assert "prefers-color-scheme" not in page and "<script" not in page
         assert len(repr(result)) < 400 and "\n" not in repr(result)
+    assert not [result for result in shown if "Hidden at" in str(result)]  # without a terminal
     assert "mismatch-cli clipstats" in str(clipping) and "\x1b" not in str(clipping)
     assert repr(run).startswith("<Run fp8-kv: 192 responses")
 

@@ -131,6 +131,14 @@ def test_excerpts_give_way_before_the_rows_that_have_to_stay():
     assert screen.verdict.words == "RIGHT" and screen.next
 
 
+def test_excerpts_that_were_asked_for_stay():
+    token = Excerpt("a token", (), (TokenText("text"),), short="Worst token", stays=True)
+    view = outline(60, parts=[*outline(60).parts, Section("Tokens", excerpts=[token] * 30)])
+    screen, usual = screen_of(view), screen_of(outline(60))
+    assert len(screen.excerpts) == 30 and not screen.left_out
+    assert screen.tables == usual.tables and screen.verdict == usual.verdict
+
+
 def test_no_status_is_hidden_where_there_is_no_room():
     words = printed(screen_of(outline()), 17, print_screen)
     assert words.count("✔ holds") == 3 and "Hidden at 17 characters: added." in " ".join(

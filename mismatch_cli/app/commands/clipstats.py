@@ -62,9 +62,8 @@ def command(
     judged, compared = named_choices.algorithms(chosen, beside)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    opened = common.opened(
-        read.traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
-    )
+    notice = "No trace named: analysing the bundled one, a few steps of training SmolLM2."
+    opened = common.opened(read.traces, notice, command="clipstats")
     arguments = named_choices.clipping_arguments(chosen, beside, theory=clipping.theory)
     analyse = partial(
         analyse_clipping,

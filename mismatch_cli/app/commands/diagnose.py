@@ -97,7 +97,7 @@ def command(
             common = replace(common, quiet=True)
             folder = None
         notice = "No trace named: diagnosing a bundled one, a short run with an fp8 KV cache."
-        traces = common.opened(read.traces, notice, FAULTY)
+        traces = common.opened(read.traces, notice, FAULTY, command="diagnose")
         ranks = Ranks(world, shared.sharded)
         with common.held(folder, DiagnosisAnalysis.FORMAT):
             total = sum(trace.num_responses for trace in traces)

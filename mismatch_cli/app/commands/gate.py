@@ -108,7 +108,8 @@ def command(
     from mismatch_cli.studies.gate import GateAnalysis
     from mismatch_cli.trace.reader import Trace
 
-    traces = common.opened(read.traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
+    notice = "No trace named: judging fp8-kv, a bundled one."
+    traces = common.opened(read.traces, notice, FAULTY, command="gate")
     if not by.limits:
         common.progress.say(f"No --limits: using those of {default_set()}.")
     common.progress.say("Measuring")

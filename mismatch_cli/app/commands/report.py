@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mismatch_cli.app.common import REPORTING, Common
+from mismatch_cli.app.common import REPORTING, Common, latest_run
 from mismatch_cli.app.completions import frameworks
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.one_figure import (
@@ -98,6 +98,7 @@ def command(
 
     training = list(chain.from_iterable(map(training_runs, traces)))
     if training:
+        _check_no_tokens(report.export, common)
         own = traces[0] if len(traces) == 1 else None
         _report_training(training, own, claimed, figure, common)
         return
@@ -139,12 +140,21 @@ def _check_only_printed(
     """
     if claimed is not None:
         raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
+    if common.worst is not None:
+        raise UsageError(f"--as {dialect} shows no single tokens: leave out --worst.")
     for flag, value in {"export": export, "output": common.output, "open": common.open}.items():
         if value:
             raise UsageError(
                 f"--as {dialect} only prints: leave out --{flag}. "
                 f"To write a file: --as {dialect} --json > FILE"
             )
+
+
+def _check_no_tokens(export: str | None, common: Common) -> None:
+    """A `UsageError` for flags of single tokens, which the report of training runs has none of."""
+    for flag, value in {"export": export, "worst": common.worst}.items():
+        if value is not None:
+            raise UsageError(f"--{flag} is for traces, not for training runs: leave it out.")
 
 
 def _place(own: Path | None, common: Common) -> FigurePlace:
@@ -262,11 +272,8 @@ def _print_as(name: str, named: list[Path], common: Common) -> None:
 
 def _latest_run(common: Common) -> list[Path]:
     """The latest run in this folder, if there is one; it says which."""
-    manifests = sorted(
-        Path().glob("*/trace/manifest.json"), key=lambda manifest: manifest.stat().st_mtime
-    )
-    if not manifests:
+    latest = latest_run()
+    if latest is None:
         return []
-    latest = manifests[-1].parent.parent
     common.progress.say(f"No trace named: reporting on {latest}, the latest run in this folder.")
     return [latest]

@@ -47,7 +47,7 @@ _TRAINER_DTYPE = override(
 
 
 class TakesNegatives(Command):
-    """A command that takes a negative number after a name."""
+    """A command that takes a negative number after a name or its `=`."""
 
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse `k1 -0.001` as `k1=-0.001`: Typer reads what begins with a dash as a flag."""
@@ -55,7 +55,7 @@ class TakesNegatives(Command):
         for typed in args:
             word = _SIGN.sub("-", typed)
             if words and _NEGATIVE.match(word) and not words[-1].startswith("-"):
-                words[-1] += f"={word}"
+                words[-1] = f"{words[-1].removesuffix('=')}={word}"
             else:
                 words.append(word)
         return super().parse_args(ctx, words)
@@ -151,7 +151,7 @@ def command(
 def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
     """The framework (empty if none was named), and each metric with its value."""
     framework = ""
-    rest = words
+    rest = words = _without_blanks(words)
     if words and words[0] in (_OWN, *frameworks()):
         framework, *rest = words
     if without_numbers:
@@ -163,6 +163,21 @@ def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tupl
             f"{suggest('verdict', '--list', framework)}"
         )
     return framework, [_number(pair) for pair in _pairs(rest, framework)]
+
+
+def _without_blanks(words: Sequence[str]) -> list[str]:
+    """The words without blanks around them or their `=`, typed as `NAME = VALUE` in one word or
+    three.
+    """
+    tight: list[str] = []
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        typed = name.strip() + equals + value.strip()
+        if tight and (typed.startswith("=") or tight[-1].endswith("=")):
+            tight[-1] += typed
+        else:
+            tight.append(typed)
+    return tight
 
 
 def _check_without_numbers(framework: str, rest: Sequence[str]) -> None:

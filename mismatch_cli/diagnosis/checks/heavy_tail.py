@@ -19,8 +19,8 @@ CAUSE = (
     "by batch-dependent kernels, or from overwritten memory."
 )
 CHANGE = (
-    "Look at the worst responses (mismatch-cli report --worst 20) and at what they share, such "
-    "as batch or length."
+    "Look at the worst responses (mismatch-cli report --worst 20 --full) and at what they share, "
+    "such as batch or length."
 )
 _EXPERTS = (
     " In a mixture of experts, the two sides may have chosen different experts for some tokens."

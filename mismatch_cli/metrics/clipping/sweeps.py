@@ -26,6 +26,9 @@ from mismatch_cli.metrics.estimate import (
 from mismatch_cli.metrics.histograms import LogBins
 
 BINS = LogBins(-8, 7)
+LOWEST, HIGHEST = float(BINS.edges[0][1]), float(BINS.edges[0][-1])  # thresholds of a sweep
+BELOW_SWEEP = f"below the sweep, {LOWEST:.2g}"
+ABOVE_SWEEP = f"above the sweep, {HIGHEST:.3g}"
 _EVERY = 8  # bins per row of the table: four rows for each doubling of the threshold
 FAMILIES = {
     "ratio_clip": "ratio-clip",
@@ -149,8 +152,8 @@ class Sweeps(Accumulator):
         """
         counts_GB = self.sums[name][0]
         value = _threshold(counts_GB.sum(axis=0), blocked_G.sum())
-        if np.isnan(value):
-            return point_estimate(value, FEW_AT_EDGE)
+        if not LOWEST <= value <= HIGHEST:
+            return Estimate(None, note=BELOW_SWEEP if value < LOWEST else ABOVE_SWEEP)
         more_GB = _from_bin_up(counts_GB) - blocked_G[:, None]
 
         def difference(b: int) -> Estimate:
@@ -198,12 +201,14 @@ def _from_bin_up(values_xB: np.ndarray) -> np.ndarray:
 
 
 def _threshold(counts_B: np.ndarray, blocked: float) -> float:
-    """The value with `blocked` tokens above it, linear within a bin; NaN if no threshold in
-    range has that.
+    """The value with `blocked` tokens above it, of which there is one at least, linear within a
+    bin; 0 or infinite if only a threshold below or above the sweep has that.
     """
     above_B = _from_bin_up(counts_B)
-    if not 0 < blocked <= above_B[1]:
-        return float("nan")
+    if blocked > above_B[1]:
+        return 0.0
+    if blocked < above_B[-1]:
+        return np.inf
     b = int(np.flatnonzero(above_B >= blocked)[-1])
     low, high = BINS.edges[0][b], BINS.edges[1][b]
     share_below = (above_B[b] - blocked) / counts_B[b]

@@ -10,7 +10,13 @@ from mismatch_cli.metrics.clipping.approximation import (
     BracketRow,
 )
 from mismatch_cli.metrics.clipping.blocked_rows import SameStrictness
-from mismatch_cli.metrics.clipping.sweeps import SweepTables
+from mismatch_cli.metrics.clipping.sweeps import (
+    ABOVE_SWEEP,
+    BELOW_SWEEP,
+    HIGHEST,
+    LOWEST,
+    SweepTables,
+)
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY
 from mismatch_cli.report.outline import Brief, MetricGroup, Priority, Section, Table
@@ -48,6 +54,7 @@ FAMILIES = {
     "top_k_tv": MaskFamily("top-K TV", "top-K TV δ", "Top-K TV, by δ", "top-k-tv:delta"),
     "top_k_kl": MaskFamily("top-K KL", "top-K KL δ", "Top-K KL, by δ in nats", "top-k-kl:delta"),
 }
+_BEYOND = {BELOW_SWEEP: f"< {LOWEST:.2g}", ABOVE_SWEEP: f"> {HIGHEST:.3g}"}
 _STRICTNESS = "Same strictness"
 _SAME_SHARE = "Thresholds in a row block the same share of tokens, though not the same tokens."
 _DIVERGENCES = {"tv": "TV", "kl": "KL, nats"}
@@ -89,7 +96,7 @@ def same_strictness(result: ClippingResult) -> Table:
     """The compared algorithms, each with the threshold of every family that blocks the same share
     of tokens; a screen has top-K divergences only where an algorithm uses one.
     """
-    rows = [row for row in result.same_strictness if any(map(value_of, row.thresholds.values()))]
+    rows = [row for row in result.same_strictness if row.thresholds]
     used = {row.family for row in rows}
     thresholds = [_threshold_of(family, used) for family in result.sweeps.families]
     return table(
@@ -107,12 +114,17 @@ def _threshold_of(family: str, used: Container[str | None]) -> TextColumn[SameSt
     def cell(row: SameStrictness) -> str:
         if family == row.family:
             return row.settings.partition(" = ")[2]
-        return plain(row.thresholds[family])
+        return _equal(row.thresholds[family])
 
     priority = Priority.USUAL
     if family.startswith("top_k") and family not in used:
         priority = Priority.FULL
     return counted(FAMILIES[family].short, "equivalents", cell, str, priority)
+
+
+def _equal(threshold: Estimate) -> str:
+    """An equal threshold, or the end of the sweep beyond which it is."""
+    return _BEYOND.get(threshold.note or "") or plain(threshold)
 
 
 def thresholds_section(result: ClippingResult) -> Section:
@@ -124,7 +136,7 @@ def thresholds_section(result: ClippingResult) -> Section:
             text("algorithm", lambda row: row.algorithm),
             counted("blocked, %", "blocked", lambda row: row.blocked),
             text("mask family", lambda row: FAMILIES[row.family].name),
-            counted("equal δ or ε", "equivalents", lambda row: row.threshold, plain),
+            counted("equal δ or ε", "equivalents", lambda row: row.threshold, _equal),
         ],
         note="The threshold at which each mask family blocks the same share of tokens, within 3 %.",
     )

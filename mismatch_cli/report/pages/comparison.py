@@ -158,16 +158,16 @@ def _subject(result: ComparisonResult) -> tuple[str, str]:
     for trace in result.traces:
         tokens = numbers.things(trace.summary.counts.tokens, "token")
         traces.append(f"{trace.name} ({tokens})")
-    pairings = dict.fromkeys(map(_pairing, result.comparisons))
+    pairings = dict.fromkeys(_pairing(result, row) for row in result.comparisons)
     return f"{' against '.join(traces)}, {_WHEN[result.pair]}", "; ".join(pairings)
 
 
 def _about(result: ComparisonResult) -> Facts:
     traces = [(trace.name, _about_trace(trace)) for trace in result.traces]
     rows = result.comparisons
-    pairings = [(f"{row.trace} with {row.against}", _pairing(row)) for row in rows]
+    pairings = [(f"{row.trace} with {row.against}", _pairing(result, row)) for row in rows]
     if len(rows) == 1:
-        pairings = [("Paired", _pairing(rows[0]))]
+        pairings = [("Paired", _pairing(result, rows[0]))]
     return (*traces, *pairings, ("Gap", f"{result.pair}: {GAPS[result.pair]}"))
 
 
@@ -182,16 +182,26 @@ def _about_trace(trace: ComparedTrace) -> str:
     return " · ".join(filter(None, facts))
 
 
-def _pairing(row: TraceDifference) -> str:
+def _pairing(result: ComparisonResult, row: TraceDifference) -> str:
     responses, prompts = numbers.count(row.shared_responses), numbers.count(row.shared_prompts)
     if row.pairing == "tokens":
         return f"on the same tokens: both have the same {responses} responses"
     if row.pairing == "prompts":
         same = f"; {responses} responses are the same" if row.shared_responses else ""
         return f"by prompt: both have responses to the same {prompts} prompts{same}"
-    if row.shared_prompts:
-        return f"not paired: only {prompts} prompts are in both"
-    return "not paired: no prompt is in both"
+    if not row.shared_prompts:
+        return "not paired: no prompt is in both"
+    (other,) = [trace for trace in result.traces if trace.name == row.trace]
+    of_both = f"{_share_of(result.first, prompts)} and {_share_of(other, prompts)}"
+    return f"not paired: {of_both} are in both, not most of each"
+
+
+def _share_of(trace: ComparedTrace, prompts: str) -> str:
+    """`24 of NAME's 128 prompts`, `all 24 of NAME's`: of one trace the prompts are not all."""
+    every = numbers.count(trace.prompts)
+    if prompts == every:
+        return f"all {every} of {trace.name}'s"
+    return f"{prompts} of {trace.name}'s {every} prompts"
 
 
 def _notes(result: ComparisonResult) -> tuple[str, ...]:

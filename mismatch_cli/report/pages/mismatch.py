@@ -120,12 +120,13 @@ def _sections(study: MismatchAnalysis, worst: int | None) -> list[Section]:
 
 
 def _worst_sections(study: MismatchAnalysis, worst: int | None) -> tuple[Section, Section]:
-    """The worst tokens, of which a screen shows as many as were asked for, or one; and the worst
-    responses.
+    """The worst tokens, of which a screen shows as many as were asked for, or else one if it has
+    room; and the worst responses.
     """
     tokens, responses = worst_excerpts(study.traces, study.main_pair, study.result.worst)
     for n, token in enumerate(tokens[: 1 if worst is None else worst]):
-        tokens[n] = replace(token, short=f"Worst token {token.title}")
+        title = f"Worst token {token.title}"
+        tokens[n] = replace(token, short=title, stays=worst is not None)
     return (
         Section(
             "Worst tokens",

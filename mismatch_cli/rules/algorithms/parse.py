@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf, isfinite
+from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -56,6 +57,7 @@ def usual_meaning(spec: str) -> str:
 
 
 def _find(name: str) -> Algorithm:
+    _check_is_one(name)
     canonical = ALIASES.get(name, name)
     rows = TABLE | VARIANTS
     if canonical in rows:
@@ -76,7 +78,16 @@ def _find(name: str) -> Algorithm:
         unknown = f"Several algorithms are called {name}: {registry.alternatives(meanings)}."
     else:
         unknown = registry.unknown_name("algorithm", name, [*rows, *ALIASES, *regions, *foreign])
+        if isfile(f"{name}.py"):
+            unknown += f" Your own file is typed with its ending: {name}.py."
     raise UsageError(f"{unknown} All of them, masks included: mismatch-cli algorithms")
+
+
+def _check_is_one(name: str) -> None:
+    """A `UsageError` for several names with commas between them; a file may be called so."""
+    if "," in name and not isfile(name):
+        flags = [f"-a {each}" for each in map(str.strip, name.split(",")) if each]
+        raise UsageError(f"'{name}' is not one name. Name each by itself: {' '.join(flags)}")
 
 
 def _short(spec: str) -> str:
@@ -94,7 +105,7 @@ def _split_parameters(spec: str, assignments: str) -> dict[str, str]:
         if not name or not value:
             raise UsageError(
                 f"'{spec}' is not an algorithm with parameters. Write "
-                "NAME:PARAMETER=VALUE,PARAMETER=VALUE."
+                "NAME:PARAMETER=VALUE,PARAMETER=VALUE, and each of several algorithms by itself."
             )
     typed = {name.strip(): value.strip() for name, _, value in pairs}
     if len(typed) < len(pairs):

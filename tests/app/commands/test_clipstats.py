@@ -113,6 +113,44 @@ def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, clipstats):
     assert len(json.loads(out)["algorithms"]) == 2
 
 
+def test_a_file_without_its_ending_is_suggested(here, clipstats):
+    assert "with its ending" not in clipstats("run", "-a", "zmask")[2]
+    (here / "zmask.py").write_text(MASK)
+    code, _, err = clipstats("run", "-a", "zmask:limit=2")
+    assert code == 2 and "Your own file is typed with its ending: zmask.py." in err
+    (here / "of,two.py").write_text(MASK)
+    assert clipstats("run", "-a", "of,two.py", "--json", "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_file_or_a_variable_names_two_to_compare(here, clipstats, monkeypatch, number):
+    names = ["zz"] * number
+    (here / "settings.toml").write_text(f"compare = {json.dumps(names)}")
+    _, _, err = clipstats("run", "--config", "settings.toml")
+    assert "'--compare' in settings.toml: it needs 2 values, NAME NAME." in " ".join(err.split())
+    monkeypatch.setenv("MISMATCH_COMPARE", " ".join(names))
+    _, _, err = clipstats("run")
+    assert "'--compare' in MISMATCH_COMPARE: it needs 2 values, NAME NAME." in " ".join(err.split())
+
+
+@pytest.mark.parametrize("command", ["clipstats", "diagnose", "gate"])
+def test_without_an_argument_the_run_that_is_here_is_named(here, typed, command):
+    line = f"run is here: mismatch-cli {command} run"
+    assert line in typed(command, "--json")[2]
+    assert line not in typed(command, "run", "--json")[2]
+    shutil.rmtree(here / "run")
+    assert " is here: " not in typed(command, "--json")[2]
+
+
+def test_algorithms_are_compared_in_the_order_that_was_typed(here, clipstats):
+    names = ["ppo-rollout", "dppo-binary-tv"]
+    for first, second in (names, names[::-1]):
+        _, out, _ = clipstats("run", "-a", first, "-a", second, "--quiet")
+        assert written(here / "run" / "clipstats")["compared"] == [first, second]
+        assert out.index(f"\n{first} ") < out.index(f"\n{second} ")
+        assert f"clipstats run -a {first} -a " in out
+
+
 def test_parameters_custom_masks_and_what_is_compared(here, clipstats):
     (here / "my_mask.py").write_text(MASK)
     flags = [
@@ -259,6 +297,8 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, clips
         (["-a", "icepop:band_low=3,band_high=2"], 2, "band_low=3, band_high=2 is out of range"),
         (["-a", "dppo-binary-tv:max_vt=0.1"], 2, "Did you mean max_tv"),
         (["-a", "nowhere.py"], 2, "nowhere.py does not exist"),
+        (["-a", "ppo,nowhere.py"], 2, "Name each by itself: -a ppo -a nowhere.py"),
+        (["-a", "ppo:epsilon=0.2,dppo"], 2, "and each of several algorithms by itself"),
         (["--compare", "ppo", "nothing"], 2, "Unknown algorithm 'nothing'"),
         (["gone"], 1, "gone does not exist"),
         (["--workers", "0"], 2, "--workers"),

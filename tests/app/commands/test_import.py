@@ -149,6 +149,7 @@ def test_weights_and_sampling_of_the_user(typed):
     ("flags", "code", "message"),
     [
         (["--format", "slimy", "dump.jsonl"], 2, "Did you mean slime"),
+        (["--format", "jsonl", "dump.jsonl"], 2, "JSONL or Parquet of your own is plain."),
         (["--weights", "older", "dump.jsonl"], 2, "equal, newer"),
         (["--temperature", "0", "dump.jsonl"], 2, "--temperature 0.0 is out of range"),
         (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),

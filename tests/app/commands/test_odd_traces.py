@@ -72,6 +72,7 @@ def test_one_response_has_no_spread_and_decides_nothing(said):
     text = said("report", lambda table: table.slice(0, 1))
     assert "SD of Σd per response" not in text
     assert "Undecided values come from too few prompts" in text and "are undecided" in text
+    assert "too few prompts (an interval needs 10): they may be" in text
 
 
 def test_without_a_precision_the_logits_show_their_scale(said):

@@ -90,6 +90,14 @@ def test_the_worst_tokens_are_the_worst_and_in_their_response(run_folder, report
         )
 
 
+def test_as_many_worst_tokens_are_printed_as_are_asked_for(run_folder, report, monkeypatch):
+    for count in (0, 1, 30):
+        _, out, _ = report(str(run_folder), "--worst", str(count))
+        assert out.count("Worst token ") == count and "tokens in context" not in out
+    monkeypatch.setenv("MISMATCH_WORST", "12")
+    assert report(str(run_folder))[1].count("Worst token ") == 12
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_export_holds_every_token(run_folder, report, kind):
     assert report(str(run_folder), "--export", kind)[0] == 0

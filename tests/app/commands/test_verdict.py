@@ -103,6 +103,15 @@ def test_a_number_follows_its_name_as_its_own_word_too(judged, words, numbers):
     assert [(row["framework"], row["name"], row["value"]) for row in rows] == numbers
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["k1 = -0.02"], [" k1= -2e-2 "], ["k1", "=", "-0.02"], ["k1=", "−0.02"], ["k1", "=-0.02"]],
+)
+def test_blanks_around_a_name_its_number_and_the_sign_between_do_not_matter(judged, words):
+    rows = judged("mismatch", "k3 =0.02", *words)["numbers"]
+    assert [(row["name"], row["value"]) for row in rows] == [("k3", 0.02), ("k1", -0.02)]
+
+
 def test_two_dashes_before_a_negative_number_are_allowed(typed):
     assert "k1 = -0.001" in typed("k1", "--", "-0.001")[0]
 

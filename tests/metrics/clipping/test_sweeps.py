@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS, prompt_groups
-from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, above_0
+from mismatch_cli.metrics.clipping.sweeps import (
+    ABOVE_SWEEP,
+    BELOW_SWEEP,
+    BINS,
+    FAMILIES,
+    Sweeps,
+    above_0,
+)
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from tests.metrics.clipping import brute
@@ -125,7 +132,7 @@ def test_equivalents_block_as_many_tokens(judged_world):
         outward = brute.outward(judged, row["family"])
         threshold = row["threshold"]["value"]
         if threshold is None:
-            assert not 0 < count <= (outward >= LOWEST).sum()
+            assert count > (outward >= LOWEST).sum() and row["threshold"]["note"] == BELOW_SWEEP
             continue
         low, high = row["threshold"]["low"], row["threshold"]["high"]
         assert row["threshold"]["note"] if low is None else low < threshold < high
@@ -134,6 +141,19 @@ def test_equivalents_block_as_many_tokens(judged_world):
             (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum()
         ), row
     assert number > 15
+
+
+def test_a_threshold_beyond_the_sweep_says_beyond_which_end():
+    sweeps = Sweeps(top_k=0)
+    sweeps.sums["binary_kl"][0, 0, [1, -1]] = 5, 10  # tokens between the lowest edges, and above
+    sweeps.total[0, 0] = 100
+    for blocked, note in ((16, BELOW_SWEEP), (9, ABOVE_SWEEP)):
+        threshold = sweeps.threshold_for("binary_kl", blocked * np.eye(GROUPS)[0], 20)
+        assert threshold.value is None and threshold.note == note
+    assert BELOW_SWEEP.endswith("0.0039") and ABOVE_SWEEP.endswith("128")
+    for blocked, value in ((15, LOWEST), (10, 128)):
+        threshold = sweeps.threshold_for("binary_kl", blocked * np.eye(GROUPS)[0], 20)
+        assert threshold.value == pytest.approx(value, rel=0.04)
 
 
 def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(judged_world):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_cli.metrics.clipping.sweeps import BELOW_SWEEP
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.outline import Outline, Table
 from tests.paths import DOCS
@@ -286,10 +287,11 @@ def test_bad_updates_name_both_denominators():
 def test_equal_thresholds_and_sweeps():
     result = sample_result()
     page_tables = tables(page_of(result))
-    assert_shows(
-        column(page_tables["Equal thresholds"], "equal δ or ε"),
-        [row["threshold"] for row in result["equivalents"]],
-    )
+    cells = column(page_tables["Equal thresholds"], "equal δ or ε")
+    below = [row["threshold"]["note"] == BELOW_SWEEP for row in result["equivalents"]]
+    assert [cell == "< 0.0039" for cell in cells] == below and any(below)
+    within = [cell.replace("< 0.0039", "—") for cell in cells]
+    assert_shows(within, [row["threshold"] for row in result["equivalents"]])
     families = column(page_tables["Equal thresholds"], "mask family")
     assert families[:5] == ["binary TV", "binary KL", "top-K TV", "top-K KL", "ratio clip"]
     sweep = page_tables["Ratio clip, by ε"]

@@ -56,6 +56,24 @@ def with_differences(
     return made
 
 
+@pytest.mark.parametrize(
+    ("prompts", "pairing"),
+    [
+        ((128, 24), "24 of {}'s 128 prompts and all 24 of {}'s are in both, not most of each"),
+        ((24, 128), "all 24 of {}'s and 24 of {}'s 128 prompts are in both, not most of each"),
+        ((128, 30), "24 of {}'s 128 prompts and 24 of {}'s 30 prompts are in both, not most"),
+    ],
+)
+def test_why_traces_with_common_prompts_are_not_paired(result, prompts, pairing):
+    made = copy.deepcopy(first_two(result))
+    made["comparisons"][0] |= {"pairing": "none", "shared_prompts": 24}
+    for trace, number in zip(made["traces"], prompts, strict=True):
+        trace["prompts"] = number
+    screen = page_of_result(made).screen
+    assert screen is not None
+    assert screen.subject[1].startswith("not paired: " + pairing.format(*runs_of(made)))
+
+
 @pytest.mark.parametrize("width", [50, 80, 120])
 @pytest.mark.parametrize("count", [2, 3])
 def test_no_line_is_wider_than_the_terminal(result, count, width):

@@ -64,12 +64,15 @@ def test_names_are_checked_against_the_runs(runs, capfd):
         assert words in err and hold in err, (name, err)
 
 
-def test_what_is_no_comparison_is_refused(runs, capfd):
+def test_what_a_report_of_runs_does_not_have_is_refused(runs, capfd):
     for arguments, words in (
         ([str(runs), "-a", "pg-is"], "--algorithm is typed twice"),
         ([str(runs), "-a", "pg-is", "-a", "pg-is"], "two different algorithms"),
         (["fp8-kv", *PAIR], "mismatch-cli clipstats fp8-kv -a dppo-binary-tv -a pg-is"),
         (["fp8-kv", *PAIR, "--as", "verl"], "leave out --algorithm"),
+        (["fp8-kv", "--worst", "3", "--as", "verl"], "leave out --worst"),
+        ([str(runs), "--worst", "3"], "--worst is for traces"),
+        ([str(runs), "--export", "csv"], "--export is for traces"),
     ):
         assert run(["report", *arguments, "--json"]) == 2, arguments
         assert words in capfd.readouterr().err
