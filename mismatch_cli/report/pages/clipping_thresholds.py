@@ -54,7 +54,8 @@ FAMILIES = {
     "top_k_tv": MaskFamily("top-K TV", "top-K TV δ", "Top-K TV, by δ", "top-k-tv:delta"),
     "top_k_kl": MaskFamily("top-K KL", "top-K KL δ", "Top-K KL, by δ in nats", "top-k-kl:delta"),
 }
-_BEYOND = {BELOW_SWEEP: f"< {LOWEST:.2g}", ABOVE_SWEEP: f"> {HIGHEST:.3g}"}
+# With a no-break space: it is one value, which a table puts below others
+_BEYOND = {BELOW_SWEEP: f"<\u00a0{LOWEST:.2g}", ABOVE_SWEEP: f">\u00a0{HIGHEST:.3g}"}
 _STRICTNESS = "Same strictness"
 _SAME_SHARE = "Thresholds in a row block the same share of tokens, though not the same tokens."
 _DIVERGENCES = {"tv": "TV", "kl": "KL, nats"}
