@@ -135,6 +135,11 @@ class Assessment:
     bars: Sequence[LimitRow]
     measured: Sequence[MeasuredElsewhere]
 
+    @property
+    def is_above_expected(self) -> bool:
+        """Whether the gap is larger than the precisions and settings on record make it."""
+        return self.expected is not None and self.expected.standing == "above"
+
 
 @dataclass(frozen=True)
 class _Kind:

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.limits.judge import HEALTHY
-from mismatch_cli.limits.suspects import Suspect
 from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
 from mismatch_cli.metrics.gap_table import (
     GAP_GROUPS,
@@ -34,6 +32,7 @@ from mismatch_cli.report.outline import (
 )
 from mismatch_cli.report.pages.mismatch_limits import limits_section, verdict, with_limit
 from mismatch_cli.report.pages.mismatch_routing import routing_remark, routing_section
+from mismatch_cli.report.pages.mismatch_suspect import suspect_remark, suspect_tests
 from mismatch_cli.report.preamble import (
     GAPS,
     LEADING,
@@ -91,7 +90,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
         headline=_headline(result),
         leading=tuple(with_limit(_row(main, key), bars, main.pair) for key in LEADING),
         verdict=verdict(result.verdict),
-        remarks=(*_remarks(result), *_suspect(result)),
+        remarks=(*_remarks(result), *suspect_remark(result)),
         profiles=_profiles(main),
         next=_next(study),
         parts=_sections(study, worst),
@@ -125,8 +124,7 @@ def _worst_sections(study: MismatchAnalysis, worst: int | None) -> tuple[Section
     """
     tokens, responses = worst_excerpts(study.traces, study.main_pair, study.result.worst)
     for n, token in enumerate(tokens[: 1 if worst is None else worst]):
-        title = f"Worst token {token.title}"
-        tokens[n] = replace(token, short=title, stays=worst is not None)
+        tokens[n] = replace(token, short=f"Worst token {token.title}", stays=bool(worst))
     return (
         Section(
             "Worst tokens",
@@ -165,9 +163,11 @@ def _remarks(result: MismatchResult) -> Facts:
     main, total = result.main, result.total
     remarks = []
     if total is not None and total is not main:
-        stale = f"mean |π − μ| {_value(total, _DIFFERENCE)}"
-        outside = f"{_value(total, _OUTSIDE)} outside [0.8, 1.28]"
-        remarks.append(("With staleness", f"{stale}, {outside}"))
+        stale = (
+            f"mean |π − μ| {_value(total, _DIFFERENCE)}, {_value(total, _OUTSIDE)} outside "
+            "[0.8, 1.28]"
+        )
+        remarks.append(("With staleness", stale))
     responses = (
         f"reward {_value(main, 'reward_mean')}",
         f"length {_value(main, 'length_mean')}",
@@ -178,25 +178,6 @@ def _remarks(result: MismatchResult) -> Facts:
     if measured:
         remarks.append(("Responses", measured))
     return (*remarks, *routing_remark(result.routing))
-
-
-def _suspects(result: MismatchResult) -> Sequence[Suspect]:
-    """Settings that may make the gap, where it is not healthy."""
-    if result.verdict.status == HEALTHY:
-        return ()
-    return result.suspects
-
-
-def _suspect(result: MismatchResult) -> Facts:
-    """The first suspected setting, named as in `compare`."""
-    suspects = _suspects(result)
-    if not suspects:
-        return ()
-    return (("Suspect", f"{_setting(suspects[0])}: {suspects[0].why}"),)
-
-
-def _setting(suspect: Suspect) -> str:
-    return f"{suspect.setting.rpartition('.')[2]} = {suspect.value}"
 
 
 def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
@@ -229,25 +210,17 @@ def _profile(
     return Profile(title, values, *ends, f"{quantity}, {reach}")
 
 
-def _test(result: MismatchResult) -> Facts:
-    """The commands that measure how much of the gap the first suspect causes."""
-    suspects = _suspects(result)
-    if not suspects:
-        return ()
-    first, *others = suspects[0].test
-    shows = f"how much of the gap {_setting(suspects[0])} causes"
-    return ((first, shows), *((line, "") for line in others))
-
-
 def _next(study: MismatchAnalysis) -> Facts:
     """The commands that test the first suspect, then others; where the gap is larger than settings
     on record make it, what looks for a mistake comes first.
     """
-    runs, test = typed_names(study.traces), _test(study.result)
-    diagnose = ((suggest("diagnose", *runs), "a mistake, or which setting?"),)
-    expected = study.result.verdict.expected
-    is_above = expected is not None and expected.standing == "above"
-    first = (*diagnose, *test) if is_above else (*test, *diagnose)
+    runs = typed_names(study.traces)
+    first = [
+        *suspect_tests(study.result),
+        (suggest("diagnose", *runs), "a mistake, or which setting?"),
+    ]
+    if study.result.verdict.is_above_expected:
+        first.insert(0, first.pop())
     return (
         *first,
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
@@ -362,15 +335,16 @@ _OF_TURNS: tuple[TextColumn[ProfileRow], ...] = (
     col("turns", lambda row: numbers.count(row.turns)),
     col("mean length", lambda row: plain(row.length_mean)),
 )
+
+
+def _mean_column(key: str) -> TextColumn[ProfileRow]:
+    """A mean of a profile's rows, which have it under the key of its metric."""
+    return col(METRICS[key].label, lambda row: plain(getattr(row, key)), METRICS[key])
+
+
 _OF_POSITIONS: tuple[TextColumn[ProfileRow], ...] = (
     col("tokens", lambda row: numbers.count(row.tokens)),
-    col(METRICS["abs_d_mean"].label, lambda row: plain(row.abs_d_mean), METRICS["abs_d_mean"]),
-    col(METRICS["d_mean"].label, lambda row: plain(row.d_mean), METRICS["d_mean"]),
-    col(
-        METRICS["tv_binary_mean"].label,
-        lambda row: plain(row.tv_binary_mean),
-        METRICS["tv_binary_mean"],
-    ),
+    *map(_mean_column, ("abs_d_mean", "d_mean", "tv_binary_mean")),
 )
 
 

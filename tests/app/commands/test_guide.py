@@ -101,7 +101,10 @@ def test_other_words_find_the_pages_that_say_most_about_them(capsys, monkeypatch
         ("no-plots", "--no-plots · Draw no figures."),
     ],
 )
-def test_the_name_of_a_flag_or_key_finds_the_options_that_define_it_first(capsys, words, line):
+def test_the_name_of_a_flag_or_key_finds_the_options_that_define_it_first(
+    capsys, monkeypatch, words, line
+):
+    monkeypatch.setenv("COLUMNS", "200")  # a hit in one line
     assert run(["guide", *words.split()]) == 0
     head, _, *hits, _, _ = capsys.readouterr().out.splitlines()
     assert head.startswith(f"No page is called {words}. ")
