@@ -196,7 +196,7 @@ def test_every_command_explains_itself(core):
         capture_output=True,
         text=True,
     )
-    assert len(names) == 16 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert len(names) == 15 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_numbers_of_a_trace(typed):
@@ -224,13 +224,12 @@ def test_numbers_of_a_trace(typed):
     ids=lambda words: words[0],
 )
 def test_a_report_with_its_pictures(typed, tmp_path, words):
-    code, out, err = typed(*words, "--output", "out")
+    code, out, err = typed(*words, "--plots", "png", "--output", "out")
     assert code == 0 and out, err
-    wrote = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"report.html", "summary.json", "plots"} <= wrote and any(
-        (tmp_path / "out" / "plots").iterdir()
-    )
-    assert ("tokens.parquet" in wrote) == ("parquet" in words)
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"report.html", "summary.json", "plots"} <= written
+    assert any((tmp_path / "out" / "plots").iterdir())
+    assert ("tokens.parquet" in written) == ("parquet" in words)
 
 
 def test_the_library_has_its_frames(core, tmp_path):
@@ -258,7 +257,7 @@ def test_a_dump_is_imported_and_read(typed, tmp_path):
 
 
 def test_a_training_run_is_reported(typed, trained):
-    code, out, err = typed("report", str(trained))
+    code, out, err = typed("report", str(trained), "--plots", "png")
     assert code == 0 and "reward" in out, err
     assert any((trained / "plots").iterdir())
 
@@ -366,7 +365,7 @@ def interpreter(version: str) -> Path:
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 OTHERS = sorted({"3.11", "3.12", "3.13"} - {RUNNING})
 READING = (
-    ("report", "--worst", "3", "--output", "report"),
+    ("report", "--worst", "3", "--plots", "png", "--output", "report"),
     ("clipstats", "-a", "dppo-binary-tv", "--no-plots", "--output", "clipped"),
     ("import", "--quiet"),
     ("diagnose", "import-dumps", "--no-plots", "--output", "diagnosed"),
