@@ -150,17 +150,10 @@ def judged(
 ) -> Findings:
     evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling, pool.about)
     if earlier_T is not None:
-        evidence = replace(evidence, earlier_logp_T=_in_sample_order(pool, earlier_T))
+        evidence = replace(evidence, earlier_logp_T=earlier_T[pool.sample_order_T])
     if at_hand:
         evidence = replace(evidence, model=model_at_hand(pool, evidence.sample))
     return diagnose(evidence)
-
-
-def _in_sample_order(pool: Pool, values_T: np.ndarray) -> np.ndarray:
-    """The sample is ordered by step, prompt and sample."""
-    rows = pool.rows
-    order = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
-    return np.concatenate([values_T[pool.offset_S1[s] : pool.offset_S1[s + 1]] for s in order])
 
 
 def draw(pool: Pool, rng: np.random.Generator, prompts: int = PROMPTS) -> np.ndarray:

@@ -83,6 +83,13 @@ class Pool:
         return np.arange(int(self.offset_S1[-1])) - self.offset_S1[self.response_T]
 
     @property
+    def sample_order_T(self) -> np.ndarray:
+        """The pool's tokens in the order of its evidence: by step, prompt and sample."""
+        keys = ("sample_index", "prompt_id", "step")
+        place_S = np.argsort(np.lexsort([self.rows[name] for name in keys]))
+        return np.argsort(place_S[self.response_T], kind="stable")
+
+    @property
     def last_T(self) -> np.ndarray:
         return self.offset_S1[1:] - 1
 

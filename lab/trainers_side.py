@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from lab.faults import Fault, trainer
 from lab.pool import Pool, gather_tables
@@ -20,8 +19,8 @@ from lab.variants import model_at_hand, scoring_model
 from mismatch_cli.diagnosis import other_weights
 from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.requests import ScoreRequest
+from tests.lora import save_adapter
 
 _TOKEN_BUDGET = 16384
 _UNLIMITED = 10**9  # tokens that may be read
@@ -33,11 +32,9 @@ def read_again(pool: Pool, hypothesis: Hypothesis) -> np.ndarray:
     evidence = gather_tables([pool.table()], PAIRS["mismatch"], pool.sampling, pool.about)
     model = model_at_hand(pool, evidence.sample)
     model.budget = _UNLIMITED
-    rows = pool.rows
-    order_S = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
-    sample_place_S = np.argsort(order_S)
-    sample_place_T = np.argsort(np.argsort(sample_place_S[pool.response_T], kind="stable"))
-    return model.logp_T(hypothesis)[sample_place_T].astype(np.float32)
+    logp_T = np.empty(len(pool.response_T), dtype=np.float32)
+    logp_T[pool.sample_order_T] = model.logp_T(hypothesis)
+    return logp_T
 
 
 def leaking_packs(pool: Pool, size: float, _: np.random.Generator) -> None:
@@ -74,19 +71,9 @@ def adapter_at_scale(pool: Pool, scale: float, _: np.random.Generator) -> None:
 
 @cache
 def _adapter(model: str) -> str:
-    """The folder of a random adapter of a model, with a B that is not zero."""
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        adapted = get_peft_model(load_causal_lm(model, "float32"), config)
-        for name, weight in adapted.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=_ADAPTER_SPREAD)
+    """The folder of a random adapter of a model."""
     folder = Path(tempfile.mkdtemp(prefix="adapter-"))
-    adapted.save_pretrained(str(folder), save_embedding_layers=False)
-    return str(folder)
+    return save_adapter(model, folder, size=_ADAPTER_SPREAD)
 
 
 def labels_rolled_in_parts(pool: Pool, parts: float, _: np.random.Generator) -> None:

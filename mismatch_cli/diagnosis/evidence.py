@@ -130,7 +130,7 @@ class Evidence:
         change = self.step_change
         if change is not None and change.is_found and not self.weights_differ:
             every_S = np.ones_like(change.inside_S)
-            subsets.append(Subset(change.inside_S, change.where, every_S))
+            subsets.append(Subset(change.inside_S, every_S, change.where))
         return tuple(sorted(subsets, key=lambda subset: not subset.shared))
 
     @property

@@ -27,8 +27,8 @@ class Subset:
     """Responses that may have a cause of their own, such as a far larger gap than all others."""
 
     inside_S: np.ndarray  # bool
-    shared: str  # what they are as a whole, such as `all of 12 of 48 prompts`; may be empty
     among_S: np.ndarray  # bool: the responses that could be in it
+    shared: str = ""  # what they are as a whole, such as `all of 12 of 48 prompts`
 
     @property
     def is_part(self) -> bool:
@@ -49,7 +49,7 @@ def responses_with(chosen: np.ndarray, among_T: np.ndarray, sample: Sample) -> S
     """
     every = np.arange(sample.num_responses)
     inside_S = np.isin(every, sample.response_T[chosen])
-    return Subset(inside_S, "", np.isin(every, sample.response_T[among_T]))
+    return Subset(inside_S, np.isin(every, sample.response_T[among_T]))
 
 
 def find_far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | None:
@@ -68,7 +68,7 @@ def find_far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | No
     if cut is None:
         return None
     far_S = long_S & (log_gap_S > cut)
-    return Subset(far_S, shared_by(sample, far_S, long_S, traces), long_S)
+    return Subset(far_S, long_S, shared_by(sample, far_S, long_S, traces))
 
 
 def _relative_gap_S(sample: Sample) -> np.ndarray:

@@ -96,16 +96,9 @@ def judged(pool: Pool, about: dict | None = None, pieces: int = 1) -> Findings:
     return diagnose(evidence_of(pool, about, pieces))
 
 
-def places_T(pool: Pool) -> np.ndarray:
-    """The pool's tokens in the order of its evidence."""
-    rows = pool.rows
-    order_S = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
-    return np.argsort(np.argsort(order_S)[pool.response_T], kind="stable")
-
-
 def judged_with_earlier(pool: Pool, earlier_T: np.ndarray, about: dict | None = None) -> Findings:
     """With the log-probabilities of an earlier checkpoint."""
-    earlier_T = earlier_T[places_T(pool)].astype(np.float64)
+    earlier_T = earlier_T[pool.sample_order_T].astype(np.float64)
     return diagnose(replace(evidence_of(pool, about), earlier_logp_T=earlier_T))
 
 
@@ -128,5 +121,5 @@ def scored(pool: Pool, hypothesis: Hypothesis, trainer: Trainer | None = None) -
     model = model_of(pool, evidence_of(pool), trainer)
     model.budget = 10**9
     logp_T = np.empty(len(pool.response_T), dtype=np.float32)
-    logp_T[places_T(pool)] = model.logp_T(hypothesis)
+    logp_T[pool.sample_order_T] = model.logp_T(hypothesis)
     return logp_T

@@ -74,7 +74,7 @@ def check(evidence: Evidence) -> Finding:
         sentence,
         rows,
         left_N=np.where(inside_N, match.left_T[sample.index_N], sample.d_N),
-        part=Subset(match.inside_S, "", match.inside_S | _testable_S(sample)),
+        part=Subset(match.inside_S, match.inside_S | _testable_S(sample)),
     )
 
 

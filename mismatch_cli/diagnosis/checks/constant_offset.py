@@ -56,7 +56,7 @@ def check(evidence: Evidence) -> Finding:
         ("median", middle), ("95 % quantile", high),
     )  # fmt: skip
     left_N = left_T[sample.index_N]
-    part = Subset(offset_S, "", _testable_S(sample))
+    part = Subset(offset_S, _testable_S(sample))
     return Finding(
         NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
     )
@@ -64,9 +64,14 @@ def check(evidence: Evidence) -> Finding:
 
 def _testable_S(sample: Sample) -> np.ndarray:
     """The responses with enough tokens that were not clipped."""
-    unclipped_T = sample.counts_T & (sample.logq_T != 0) & (sample.logp_T != 0)
+    unclipped_T = _unclipped_T(sample.logq_T, sample.logp_T, sample.counts_T)
     count_S = np.bincount(sample.response_T[unclipped_T], minlength=sample.num_responses)
     return np.asarray(count_S >= _FEWEST)
+
+
+def _unclipped_T(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> np.ndarray:
+    """The tokens that count and have no probability of 1, at which an offset may be cut off."""
+    return np.asarray(counts_T & (logq_T != 0) & (logp_T != 0))
 
 
 def power(sample: Sample) -> str:
@@ -105,7 +110,7 @@ def _fit_constant(
 ) -> tuple[float, np.ndarray] | None:
     """The constant of one response, and the gap without it; None if it has none."""
     d_T = logp_T - logq_T
-    unclipped_T = counts_T & (logq_T != 0) & (logp_T != 0)
+    unclipped_T = _unclipped_T(logq_T, logp_T, counts_T)
     if unclipped_T.sum() < _FEWEST:
         return None
     constant = float(np.median(d_T[unclipped_T]))

@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> Finding:
     )
     exchanged_S = _exchanged_S(evidence, exchanged_R)
     left_N = evidence.sample.left_without(exchanged_S[evidence.sample.response_T])
-    part = Subset(exchanged_S, "", testable_S)
+    part = Subset(exchanged_S, testable_S)
     return Finding(
         NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
     )

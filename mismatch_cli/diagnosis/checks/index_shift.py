@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding:
         "does not."
     )
     rows = (("lag, tokens", lag), *scan)
-    part = Subset(shifted_S, "", testable_S)
+    part = Subset(shifted_S, testable_S)
     return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, part=part)
 
 

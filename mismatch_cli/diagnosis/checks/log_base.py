@@ -93,7 +93,7 @@ def _finding(
         f"natural: {' and '.join(wrong)}."
     )
     left_N = _natural_d_T(sample, base_of)[sample.index_N]
-    part, share = Subset(inside_S, "", _telling_S(sample)), float(inside_S.mean())
+    part, share = Subset(inside_S, _telling_S(sample)), float(inside_S.mean())
     measure = "share of responses"
     return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, part=part)
 

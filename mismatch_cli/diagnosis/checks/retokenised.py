@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> Finding:
         ("first shifted token, median", float(np.median(alignment.from_S[broken_S]))),
         ("most frequent lag, tokens", most_frequent(alignment.lag_S[broken_S])),
     )
-    part = Subset(broken_S, "", testable_S)
+    part = Subset(broken_S, testable_S)
     return Finding(
         NAME, "found", share, "share of responses", sentence, rows, left_N=left_N, part=part
     )

@@ -124,7 +124,7 @@ class _Ways:
         if (stale_S | current_S).sum() < _MOSTLY * decided_S.sum():
             return None
         shared = shared_by(evidence.sample, stale_S, decided_S, evidence.traces)
-        return Subset(stale_S, shared, decided_S)
+        return Subset(stale_S, decided_S, shared)
 
     @property
     def rows(self) -> tuple[Row, ...]:

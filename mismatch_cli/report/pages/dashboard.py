@@ -162,9 +162,11 @@ def _remarks(rows: Sequence[JudgedNumber]) -> Iterator[tuple[str, str]]:
 
 def _unmeasured(result: DashboardResult) -> Iterator[tuple[str, str]]:
     """Numbers that others measured only on models of the other family."""
+    if not result.family:
+        return
+    metrics = {case.metric for case in reference().measured if case.pair != FLOOR}
     for row in result.numbers:
-        metrics = {case.metric for case in reference().measured if case.pair != FLOOR}
-        if result.family and row.metric in metrics and not row.measured:
+        if row.metric in metrics and not row.measured:
             name = f"{row.short_name}: " if len(result.numbers) > 1 else ""
             other = _OTHER_FAMILY[result.family]
             yield "Measured by others", f"{name}only on {other} models (leave out --model)"
@@ -249,15 +251,15 @@ def _of_limits(row: JudgedNumber) -> str:
 
 def _to_a_trace(study: DashboardNumbers) -> Iterator[tuple[str, str]]:
     """The command that makes a trace of the run, and the page that says how to record it."""
-    page = study.recording_page
+    recording = study.recording_page
     if study.needs_a_recorder:
-        yield suggest("guide", page), "record the run from inside, with its token ids"
+        yield suggest("guide", recording), "record the run from inside, with its token ids"
         return
     form = ("--format", study.framework) if study.has_importer else ()
     line = suggest("import", "DUMP", *form, "--output", "run")
     yield line, "turn a dump of the run into a trace"
-    if page:
-        yield suggest("guide", page), "or record the run from inside"
+    if recording:
+        yield suggest("guide", recording), "or record the run from inside"
 
 
 def _next(study: DashboardNumbers) -> Facts:
