@@ -37,10 +37,17 @@ def read_again(pool: Pool, hypothesis: Hypothesis) -> np.ndarray:
     return logp_T
 
 
+def _record(pool: Pool, side: str, logp_T: np.ndarray) -> None:
+    """Replace a side's numbers, and drop those of other tokens, which were not read again."""
+    pool.tokens[f"logp_{side}"] = logp_T
+    pool.tokens.pop(f"entropy_{side}", None)
+    pool.ranks.pop(f"topk_logp_{side}", None)
+
+
 def leaking_packs(pool: Pool, size: float, _: np.random.Generator) -> None:
     """`size` responses share a row, and each sees those before it."""
     packs = Hypothesis("packs", before=lambda place: place % int(size))
-    pool.tokens["logp_trainer"] = read_again(pool, packs)
+    _record(pool, "trainer", read_again(pool, packs))
 
 
 def missing_norm(pool: Pool, index: float, _: np.random.Generator) -> None:
@@ -55,18 +62,18 @@ def missing_norm(pool: Pool, index: float, _: np.random.Generator) -> None:
         for reading in other_weights.missing_tensors(model)
         if not reading.name.startswith("norm ")
     ]
-    pool.tokens["logp_trainer"] = read_again(pool, readings[int(index)])
+    _record(pool, "trainer", read_again(pool, readings[int(index)]))
 
 
 def adapter_at_scale(pool: Pool, scale: float, _: np.random.Generator) -> None:
     """The trainer has an adapter, which the engine applies at another scale."""
     base_T = pool.tokens["logp_trainer"].copy()
     pool.adapter = _adapter(pool.about["trainer"]["model"])
-    pool.tokens["logp_trainer"] = read_again(pool, AS_RECORDED)
+    _record(pool, "trainer", read_again(pool, AS_RECORDED))
     readings = other_weights.adapter_scales(scoring_model(pool).model)
     at = other_weights.SCALES.index(scale)
     moved_T = pool.tokens["logp_rollout"] + read_again(pool, readings[at]) - base_T
-    pool.tokens["logp_rollout"] = np.minimum(moved_T, 0)
+    _record(pool, "rollout", np.minimum(moved_T, 0))
 
 
 @cache
@@ -92,7 +99,9 @@ def labels_rolled_in_parts(pool: Pool, parts: float, _: np.random.Generator) -> 
                 requests.append(ScoreRequest(ids[:cut], [ids[cut - part]]))
                 places.append(first + cut - len(prompt))
     scores = scoring_model(pool).score(requests, token_budget=_TOKEN_BUDGET)
-    pool.tokens["logp_trainer"][places] = np.concatenate([score.logp_T for score in scores])
+    logp_T = pool.tokens["logp_trainer"].copy()
+    logp_T[places] = np.concatenate([score.logp_T for score in scores])
+    _record(pool, "trainer", logp_T)
 
 
 Plant = Callable[[Pool, Any, np.random.Generator], None]

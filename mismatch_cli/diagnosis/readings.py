@@ -33,7 +33,7 @@ from mismatch_cli.diagnosis.packs import after_neighbours
 from mismatch_cli.diagnosis.sample import Sample
 
 _AGREES = 0.5  # of the gap: how far the correct side may be from the model
-_EXACT = 0.1  # of the gap: a side that the model reproduces is not at fault
+_EXACT = 0.1  # of the gap: a side that the model reproduces, or a reading that is right
 _PROMISES = 0.9  # of the gap that may be left on a few responses
 # Of the gap that may be left on all: in any case, and if that is clear from prompt to prompt
 _FITS, _LESS, _Z = 0.5, 0.8, 5.0
@@ -165,20 +165,23 @@ class Readings:
 
     def _padding(self) -> Iterable[Hypothesis]:
         """Left padding that attention sees: the same number of tokens everywhere, or prompts padded
-        to one length. Where some padding makes the gap larger, more of it is not tried.
+        to one length, up to the first that makes the gap larger. The shortest come first, since
+        long ones exhaust the budget.
         """
         tokens = padding_tokens(self._model.config)
-        lengths = padded_lengths(self._model.longest_prompt)
-        for token in tokens:
-            yield from self._while_helping(padded_to(length, token) for length in lengths)
         paddings = [padded(count, tokens[0]) for count in PADDINGS]
-        yield from self._while_helping(paddings)
+        yield from paddings
         # Some may not have been tried
         lefts = [np.inf] * len(paddings)
         for i, padding in enumerate(paddings):
             if (padding.name, True) in self._model.scored:
                 lefts[i] = self._left_on_few(padding)
         best = int(np.argmin(lefts))
+        if lefts[best] < _EXACT:
+            return
+        lengths = padded_lengths(self._model.longest_prompt)
+        for token in tokens:
+            yield from self._while_helping(padded_to(length, token) for length in lengths)
         if lefts[best] < 1:
             below, above = _around(best, len(PADDINGS))
             for count in range(PADDINGS[below], PADDINGS[above] + 1):

@@ -18,6 +18,7 @@ from lab.variants import model_at_hand
 from mismatch_cli.diagnosis import hypotheses
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to
+from mismatch_cli.diagnosis.readings import Readings
 from tests.diagnosis.conftest import (
     MODEL,
     evidence_of,
@@ -69,6 +70,16 @@ def test_padding_and_a_prompt_with_an_extra_token_are_named(few, hypothesis, che
     assert first.check == check and first.explains > 0.95
     assert dict(first.evidence)["the side that differs"] == side.removeprefix("logp_")
     assert dict(first.evidence)["it read the responses with"] == hypothesis.name
+
+
+def test_where_a_few_paddings_explain_the_gap_no_long_prompt_is_read(few):
+    broken, padding = whole(few), hypotheses.padded(6, 2)
+    broken.tokens["logp_trainer"] = scored(few, padding)
+    evidence = evidence_of(broken)
+    model = model_at_hand(broken, evidence.sample)
+    survey = Readings(evidence.sample, model).search("padding")
+    assert survey.reading.name == padding.name
+    assert not [name for name, _ in model.scored if "padded to" in name]
 
 
 def test_trainer_numbers_that_its_model_does_not_give_are_called_so(few):

@@ -23,7 +23,7 @@ SOURCE = (
 
 
 def check(evidence: Evidence) -> Finding:
-    """Reads the responses after 1 to 64 padding tokens, and after prompts padded to one length:
-    more padding only where less of it does not make the gap larger.
+    """Reads the responses after 1 to 64 padding tokens, and after prompts padded to one length,
+    up to the first length that makes the gap larger.
     """
     return reading_finding(NAME, evidence, "padding", "after {} paddings")
