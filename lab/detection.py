@@ -56,6 +56,7 @@ FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
 # Of a fault for which the model reads the responses again, under hundreds of hypotheses
 TRIALS_AT_HAND = 12
+LARGE = 3.0  # times the healthy gap: a fault that must get its name
 PROMPTS = 32  # per trial, with all their samples
 
 
@@ -75,8 +76,22 @@ def main() -> None:
     if options.only in "top-p":
         for top_p in TOP_P:
             rows.append(top_p_row(options.folder, top_p, options.trials))
+    print(two_numbers(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+
+
+def two_numbers(rows: Sequence[dict[str, Any]]) -> str:
+    """How often a wrong cause comes first, and how often a large gap gets its name."""
+    planted_rows = [row for row in rows if "right" in row]
+    trials = sum(row["of"] for row in planted_rows)
+    wrong = sum(row["wrong"] for row in planted_rows)
+    large = sum(row["large"] for row in planted_rows)
+    named = sum(row["large_named"] for row in planted_rows)
+    return (
+        f"\nA wrong first cause: {wrong} of {trials} ({wrong / max(trials, 1):.1%}). Gaps above "
+        f"{LARGE:g} times the healthy one: {named} of {large} named ({named / max(large, 1):.1%})."
+    )
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -156,6 +171,12 @@ def judged(
     return diagnose(evidence)
 
 
+def mean_gap(pool: Pool) -> float:
+    """The mean |log π − log μ| of the tokens that have both, nats."""
+    gap_T = pool.tokens["logp_trainer"] - pool.tokens["logp_rollout"]
+    return float(np.abs(gap_T[np.isfinite(gap_T)]).mean())
+
+
 def draw(pool: Pool, rng: np.random.Generator, prompts: int = PROMPTS) -> np.ndarray:
     """The responses of some prompts."""
     chosen = rng.choice(np.unique(pool.rows["prompt_id"]), prompts, replace=False)
@@ -170,14 +191,29 @@ class Tally:
     beside: Counter[str] = field(default_factory=Counter)
     cells: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     trials: int = 0
+    wrong: int = 0  # first causes that are neither the planted one nor true of the pool
+    large: int = 0  # gaps above LARGE times the healthy one
+    large_named: int = 0
 
-    def add(self, check: str, diagnosis: Findings, cell: str, true: Collection[str] = ()) -> None:
+    def add(
+        self,
+        check: str,
+        diagnosis: Findings,
+        cell: str,
+        true: Collection[str] = (),
+        times_healthy: float = np.nan,
+    ) -> None:
         """Add one trial; `true`: checks that apply to the pool itself."""
         answer = _answer(diagnosis, check)
         self.trials += 1
+        is_right = answer in (check, IN_THE_SET)
+        if times_healthy > LARGE:
+            self.large += 1
+            self.large_named += is_right
         self.named[answer] += 1
         self.cells[cell][answer] += 1
         right = {check, *true, *ALIKE.get(check, ()), *FOLLOWS.get(check, ())}
+        self.wrong += answer not in {*right, IN_THE_SET, UNEXPLAINED, "nothing"}
         causes = {finding.check for finding in diagnosis.found}
         false = [cause for cause in causes - right if module(cause).STAGE < FLOOR_STAGE]
         self.beside.update(false)
@@ -256,7 +292,8 @@ def fault_row(
             earlier_T = pools[name].take(index_S).tokens["logp_trainer"]
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
         cell = f"{name}, plain" if plain else f"{name}, top-K"
-        tally.add(fault.check, diagnosis, cell, TRUE_OF.get(name, ()))
+        times = mean_gap(broken) / mean_gap(pools[name].take(index_S))
+        tally.add(fault.check, diagnosis, cell, TRUE_OF.get(name, ()), times)
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 
 
@@ -293,6 +330,9 @@ def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
         "of": tally.trials,
         "named": others,
         "beside": beside,
+        "wrong": tally.wrong,
+        "large": tally.large,
+        "large_named": tally.large_named,
         "false": dict(tally.beside),
         "right_in": {
             cell: counts[check] + counts[IN_THE_SET] for cell, counts in tally.cells.items()
