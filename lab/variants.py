@@ -99,9 +99,11 @@ def _trainer(name: str, model: str, dtype: str) -> Trainer:
     loaded = load_causal_lm(model, dtype)
     if name.startswith("weights"):
         _perturb(loaded, float(name.removeprefix("weights")))
+    trainer = Trainer(loaded, sampling)
+    # Only now: a trainer refuses a model whose two passes over the same tokens differ
     if name.startswith("dropout"):
         _drop_out(loaded, float(name.removeprefix("dropout")))
-    return Trainer(loaded, sampling)
+    return trainer
 
 
 def _drop_out(model: Any, share: float) -> None:
