@@ -14,54 +14,8 @@ from lab.pool import gather_tables
 from mismatch_cli.diagnosis.diagnose import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import judged, whole
+from tests.diagnosis.planted import BY_NAME, SEVERITY, broken, first_steps
 
-BY_NAME = {fault.name: fault for fault in FAULTS}
-SEVERITY = {
-    "log-probs above 0": 1e-3,
-    "not a number": 1e-3,
-    "0.0 for a missing log-prob": 1e-2,
-    "−1.0 for a missing log-prob": 1e-2,
-    "appended end-of-sequence, 0.0": 0.1,
-    "forced token": 6,
-    "accepted drafts without log-probs": 0.4,
-    "log(p + 1e−10)": 3,
-    "rounded to decimals": 1,
-    "shifted by many": 8,
-    "one of three engines": 0.1,
-    "another end-of-sequence token": 0.1,
-    "tool tokens in the loss": 0.1,
-    "shifted by one": 0.1,
-    "retokenised": 0.5,
-    "minus the entropy": 0.5,
-    "of the most probable token": 0.5,
-    "mean of the response": 0.5,
-    "running sum": 0.5,
-    "mixed with a uniform distribution": 0.02,
-    "a logit bias on one token": -3,
-    "temperature on one side": 1.05,
-    "temperature, sampled tokens alone": 1.05,
-    "weights that drift apart": 0.1,
-    "other weights from a step on": 0.1,
-    "other weights in two steps": 0.1,
-    "stale prefix cache": 0.1,
-    "RoPE base": 4,
-    "other numbers from one position on": 0.1,
-    "log-probs stored in bfloat16": 1,
-    "routing flips": 0.03,
-    "broken responses": 0.1,
-    "a constant in half the responses": 0.2,
-    "a constant added, clipped at 0": 0.3,
-    "a constant of each response": 0.1,
-    "permuted within groups": 0.3,
-    "permuted over the batch": 0.3,
-    "duplicated rows": 0.1,
-    "another base in the engine": 2,
-    "another base in the trainer": 10,
-    "another base on both sides": 10,
-    "top-K one token late": 0.1,
-    "top-K before the temperature": 0.9,
-    "repetition penalty": 1.1,
-}
 NEED_THE_MODEL = (
     "adapter-scale",
     "another-prompt",
@@ -74,25 +28,16 @@ NEED_THE_MODEL = (
 # What log-probabilities alone cannot tell from other weights
 IN_THE_SET = {"linear RoPE scaling": 4}
 MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
-# Of six: variants score with the first step's weights, so later learning would be a second fault
-FIRST_STEPS = 3
 NOT_SCORED_HERE = {
     name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name
 }
 
 
-def first_steps(pool):
-    return pool.take(np.flatnonzero(pool.rows["step"] < FIRST_STEPS))
-
-
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 @pytest.mark.parametrize("name", SEVERITY)
 def test_a_planted_fault_is_the_first_cause(pools, pool, name):
-    fault, rng = BY_NAME[name], np.random.default_rng(3)
-    broken = (first_steps if name == "temperature on one side" else whole)(pools[pool])
-    fault.plant(broken, SEVERITY[name], rng)
-    findings = judged(broken).found
-    assert [finding.check for finding in findings][:1] == [fault.check]
+    findings = judged(broken(pools[pool], name)).found
+    assert [finding.check for finding in findings][:1] == [BY_NAME[name].check]
     assert findings[0].sentence and findings[0].evidence
     assert (findings[0].effect or 0) > 0
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.golden import readable
 from tests.golden.lines import Line, lines, put_bundled_data
+from tests.golden.planted import planted_outputs
 from tests.paths import ROOT
 
 _PROCESSES = 2
@@ -25,7 +26,7 @@ def all_outputs(only: str = "") -> dict[str, str]:
     with ThreadPoolExecutor(_PROCESSES) as pool:
         for output in pool.map(outputs_of, chosen):
             results |= output
-    return results | library_outputs(only)
+    return results | library_outputs(only) | planted_outputs(only)
 
 
 def outputs_of(line: Line) -> dict[str, str]:
@@ -39,10 +40,15 @@ def outputs_of(line: Line) -> dict[str, str]:
         ran = typed(line.arguments, line, folder)
         if line.makes:
             return pages_of(line, folder)
-        text = readable.masked(ran.stdout, folder)
+        return {line.name: printed(line, ran.returncode, ran.stdout, folder)}
+
+
+def printed(line: Line, code: int, stdout: str, folder: Path) -> str:
+    """The readable form of what a line printed, and its exit code."""
+    text = readable.masked(stdout, folder)
     if "--json" in line.arguments:
-        text = as_text(readable.json_lines(text))
-    return {line.name: f"exit code {ran.returncode}\n{text}"}
+        text = readable.as_text(readable.json_lines(text))
+    return f"exit code {code}\n{text}"
 
 
 def typed(words: Sequence[str], line: Line, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -66,15 +72,11 @@ def pages_of(line: Line, folder: Path) -> dict[str, str]:
     """The outlines of the page and of every figure in the folder that a line has made."""
     made = folder / line.makes
     page = readable.masked((made / "report.html").read_text(encoding="utf-8"), folder)
-    outlines = {line.name: as_text(readable.page_lines(page))}
+    outlines = {line.name: readable.as_text(readable.page_lines(page))}
     for figure in sorted((made / "plots").glob("*.svg")):
         outline = readable.figure_lines(figure.read_text(encoding="utf-8"))
-        outlines[f"{line.name.removesuffix('.page')}.{figure.stem}"] = as_text(outline)
+        outlines[f"{line.name.removesuffix('.page')}.{figure.stem}"] = readable.as_text(outline)
     return outlines
-
-
-def as_text(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
 
 
 def library_outputs(only: str) -> dict[str, str]:
@@ -91,5 +93,5 @@ def library_outputs(only: str) -> dict[str, str]:
             results[name] = ""
             for title, frame in {"metrics": run.metrics, "tokens": run.tokens.describe()}.items():
                 records = json.loads(frame.reset_index().to_json(orient="records"))
-                results[name] += as_text(readable.flat(records, title))
+                results[name] += readable.as_text(readable.flat(records, title))
     return results

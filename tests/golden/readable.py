@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
@@ -34,6 +34,10 @@ def masked(text: str, folder: Path) -> str:
     text = text.replace(f'"{__version__}"', '"VERSION"')
     text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?", "TIME", text)
     return re.sub(r"\b\d+(\.\d+)? (s|min|h)\b(?= ago| left)", "TIME", text)
+
+
+def as_text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def flat(value: Any, path: str = "") -> Iterator[str]:
