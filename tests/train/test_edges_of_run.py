@@ -50,16 +50,16 @@ def test_a_run_that_has_lost_its_checkpoints_is_left_alone(tmp_path, recorded, h
 
 
 def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> SimpleNamespace:
-    """The same run at this checkpoint, on the first rank or another; `states` are those that its
-    grader gets.
+    """The same run at this checkpoint, on the first rank or another; `parts` and `states` are what
+    its learner and its weight sync get, and what its grader gets.
     """
     run = without_checkpoints(folder, step)
     judge = {"given_up": ["a question"], "timeouts": 2, "unstated": 3}
-    facts = {"learner": {}, "sync": {}, "judge": judge}
-    checkpoint = SimpleNamespace(step=step, facts=facts, load=None)
+    facts = {"learner": "of the learner", "sync": "of the sync", "judge": judge}
+    checkpoint = SimpleNamespace(step=step, facts=facts, load="the tensors")
     monkeypatch.setattr("mismatch_cli.train.run.latest_checkpoint", lambda *_: checkpoint)
-    run.learner = run.sync = SimpleNamespace(restore=lambda *_: None)
-    run.states = []
+    run.parts, run.states = [], []
+    run.learner = run.sync = SimpleNamespace(restore=lambda *part: run.parts.append(part))
     run.task = SimpleNamespace(grader=SimpleNamespace(load_state_dict=run.states.append))
     run.world = SimpleNamespace(first=first, broadcast=lambda value: value)
     run._has_model = False
@@ -76,6 +76,7 @@ def test_only_a_model_of_the_last_step_is_not_saved_again(
     (tmp_path / model).mkdir()
     run = at_checkpoint(tmp_path, step, True, monkeypatch)
     assert RunInProgress.restore(run) == step and run.cut == [step]
+    assert run.parts == [("of the learner", "the tensors"), ("of the sync", "the tensors")]
     assert run._has_model is is_done
 
 

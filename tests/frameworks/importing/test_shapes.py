@@ -155,10 +155,12 @@ def test_labels_and_targets_are_checked_row_by_row(tmp_path):
 
 
 def test_a_sequence_without_ids_or_without_labels_is_left_out_alone(tmp_path):
+    """The last one has flags instead."""
     names = {"token_ids": "tokens", "loss_mask": "masks", "logp_rollout": "inference_logprobs"}
     group = shapes.atropos(OF_ONE_PROMPT)
     records = [{its: group[its][number] for its in names.values()} for number in range(4)]
     records[1]["masks"] = records[2]["tokens"] = None
+    records[3]["masks"] = [int(label != -100) for label in records[3]["masks"]]
     path = write_lines(tmp_path / "d.jsonl", records)
     table, about = imported(path, into=tmp_path / "trace", columns=names)
     assert_holds(table, [OF_ONE_PROMPT[0], OF_ONE_PROMPT[3]], *IDS)

@@ -113,5 +113,5 @@ def test_rewards_of_other_games_or_judges_are_not_compared(key: str) -> None:
 ])  # fmt: skip
 def test_at_most_three_models_and_sets_of_problems_are_named(number, models, problems):
     """Each once, however many runs have it."""
-    runs = [make_run(model=f"/m{n}", dataset=f"/d{n}") for n in (*range(number), 0)]
+    runs = [make_run(model=f"/models/m{n}", dataset=f"/data/d{n}") for n in (*range(number), 0)]
     assert what_was_trained(runs) == [models, problems]
