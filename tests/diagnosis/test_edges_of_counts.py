@@ -40,11 +40,11 @@ def test_as_many_responses_as_there_is_room_for_are_all_remembered(more):
 @pytest.mark.parametrize(("improbable", "responses"), [
     (2**20 - 1, "1,048,575 responses"), (2**20, "1,048,576 responses of a sample"),
 ])  # fmt: skip
-def test_more_responses_than_are_remembered_are_a_sample(improbable, responses):
-    evidence = SimpleNamespace(
-        sample=SimpleNamespace(response_ids_T=np.zeros(1)),
-        copies=SimpleNamespace(count=lambda: (2, improbable)),
-    )
+def test_more_responses_than_are_remembered_are_a_sample(improbable, responses, monkeypatch):
+    copies = ImprobableCopies()
+    monkeypatch.setattr(copies, "count", lambda: (2, improbable))
+    sample = SimpleNamespace(response_ids_T=np.zeros(1))
+    evidence = SimpleNamespace(sample=sample, copies=copies)
     sentence = repeated_responses.check(evidence).sentence
     assert sentence.startswith(f"2 of {responses} are already in the trace")
 
