@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mismatch_cli.diagnosis.checks import repeated_responses
 from mismatch_cli.diagnosis.counts import (
     Counts,
     ImprobableCopies,
@@ -34,6 +35,18 @@ def test_as_many_responses_as_there_is_room_for_are_all_remembered(more):
     copies = ImprobableCopies(most_responses=20 - more)
     copies.update(batch)
     assert copies.count() == (0, 20 - more)
+
+
+@pytest.mark.parametrize(("improbable", "responses"), [
+    (2**20 - 1, "1,048,575 responses"), (2**20, "1,048,576 responses of a sample"),
+])  # fmt: skip
+def test_more_responses_than_are_remembered_are_a_sample(improbable, responses, monkeypatch):
+    copies = ImprobableCopies()
+    monkeypatch.setattr(copies, "count", lambda: (2, improbable))
+    sample = SimpleNamespace(response_ids_T=np.zeros(1))
+    evidence = SimpleNamespace(sample=sample, copies=copies)
+    sentence = repeated_responses.check(evidence).sentence
+    assert sentence.startswith(f"2 of {responses} are already in the trace")
 
 
 def test_exact_zeros_are_sampled_if_the_other_side_finds_them_as_probable_as_the_rest():

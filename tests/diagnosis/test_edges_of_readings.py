@@ -10,7 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mismatch_cli.diagnosis import hypotheses, other_weights
-from mismatch_cli.diagnosis.readings import Readings
+from mismatch_cli.diagnosis.checks import attended_padding
+from mismatch_cli.diagnosis.readings import Reading, Readings, Survey
+from tests.diagnosis.samples import SampleColumns
 from tests.tiny_models import saved_model
 
 
@@ -78,3 +80,23 @@ def test_a_side_differs_only_if_the_other_one_agrees_with_the_model(rollout, tra
         distances={"rollout": rollout, "trainer": trainer}, _mean=lambda _: 1.0, _d_T=None
     )
     assert Readings.side.func(readings) == side
+
+
+@pytest.mark.parametrize(("side", "left", "ending"), [
+    ("trainer", 0.04, "reproduces the trainer's numbers; as recorded, the rollout's."),
+    ("rollout", 0.04, "reproduces the rollout's numbers; as recorded, the trainer's."),
+    ("rollout", 0.5, "is clearly nearer to the rollout's numbers: that explains 50 % of the gap."),
+])  # fmt: skip
+def test_a_reading_names_the_side_that_it_reproduces_and_the_other_as_recorded(side, left, ending):
+    survey = Survey(reading=Reading("3 paddings", side, np.array([left, np.nan]), left))
+    evidence = SimpleNamespace(
+        readings=SimpleNamespace(distances={side: 0.0}, search=lambda _: survey),
+        gap=SimpleNamespace(value=1.0),
+        expected=SimpleNamespace(high=0.1),
+        sample=SampleColumns(index_N=np.arange(2), d_N=np.array([1.0, 2.0])),
+    )
+    finding = attended_padding.check(evidence)
+    assert finding.sentence == f"With 3 paddings the model {ending}"
+    assert (finding.status, finding.effect) == ("found", left)
+    assert finding.left_N.tolist() == [left, 2 * left], "the second token was not read"
+    assert dict(finding.evidence)["the side that differs"] == side

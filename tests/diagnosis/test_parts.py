@@ -57,6 +57,16 @@ def test_the_sample_is_bounded_and_the_same_in_any_sharding(pools):
     np.testing.assert_array_equal(one.logp_T, other.logp_T)
 
 
+def test_a_gap_below_the_steps_of_float32_stays_in_a_sample(pools):
+    """Columns are in float32, and what is left of their gaps is computed in float64."""
+    collector = SampleCollector(PAIRS["mismatch"], most_tokens=2000)
+    collector.update(table_to_batch(pools["fp8-kv"].table()))
+    sample = collector.result()
+    assert sample.logq_T.dtype == sample.logp_T.dtype == np.float64
+    tiny_N = np.full(sample.num_counted, 1e-9)
+    np.testing.assert_allclose(sample.with_gap(tiny_N).d_N, tiny_N, rtol=1e-5)
+
+
 def test_a_mean_and_its_error_over_prompts(rng):
     """The error covers the truth when tokens of a prompt are correlated."""
     covered = 0

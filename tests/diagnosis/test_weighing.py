@@ -12,6 +12,7 @@ import pytest
 from lab.faults import FAULTS
 from mismatch_cli.diagnosis.diagnose import Findings, Unexplained, Weighing
 from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.expected import Expected
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
 
@@ -250,3 +251,41 @@ def test_halves_of_nine_prompts_are_made_by_count(pools):
     assert abs(int(tokens[0]) - int(tokens[1])) < 0.2 * tokens.sum()
     groups = [len(np.unique(sample.group_N[sample.half_N == half])) for half in (0, 1)]
     assert min(groups) >= 3
+
+
+def test_halves_are_dealt_from_the_largest_group_to_the_half_with_fewer_tokens():
+    """2 tokens to the first half, then 1 and 1 to the second; groups without a token change
+    nothing.
+    """
+    half_G = Sample.half_G.func(SimpleNamespace(group_N=np.array([3, 7, 0, 3])))
+    assert (half_G[3], half_G[0], half_G[7]) == (0, 1, 1)
+    # After 3 and 3 tokens, a tie: the first half
+    half_G = Sample.half_G.func(SimpleNamespace(group_N=np.repeat([1, 2, 3, 4], [3, 2, 1, 1])))
+    assert half_G[1:5].tolist() == [0, 1, 1, 0]
+
+
+class OfFixedShares(Weighing):
+    """Each cause explains the same whatever else is undone."""
+
+    def answer(self, name: str, _: object) -> Finding:
+        return self.answers[name]
+
+    def undo(self, _: Finding, evidence: object) -> object:
+        return evidence
+
+
+@pytest.mark.parametrize(("shares", "nats", "undone"), [
+    ((0.25, 0.125), 0.06, ["temperature"]),
+    ((0.2, 0.125), 0.06, ["temperature", "log-base"]),
+    ((0.125, 0.25), 0.06, ["log-base"]),
+    ((0.25, 0.125), 0.07, ["temperature", "log-base"]),
+])  # fmt: skip
+def test_causes_are_undone_until_half_is_explained_and_the_rest_is_expected(shares, nats, undone):
+    """100 nats, after 100 others were repaired; shares are of all 200."""
+    weighing = OfFixedShares(200.0)
+    weighing.causes = ["temperature", "log-base"]
+    for name, share in zip(weighing.causes, shares, strict=True):
+        weighing.answers[name] = Finding(name, "found", explains=share)
+    evidence = SimpleNamespace(gap=SimpleNamespace(value=nats), expected=SimpleNamespace(high=0.06))
+    _, findings = weighing._undo_strongest(evidence, 100.0)
+    assert [finding.check for finding in findings] == undone

@@ -36,12 +36,8 @@ def test_a_value_is_between_the_edges_of_its_bin(x: float) -> None:
     low, high = SIGNED.edges
     signed = int(SIGNED.index(value)[0])
     if 2.0**-24 <= abs(x) < 128:
-        assert (
-            min(abs(low[signed]), abs(high[signed]))
-            <= abs(x)
-            <= max(abs(low[signed]), abs(high[signed]))
-        )
-        assert np.sign(low[signed] + high[signed]) == np.sign(x)
+        assert low[signed] <= x <= high[signed]
+        assert high[signed] - low[signed] <= abs(x) / 32
 
 
 def test_signed_bins_ascend_and_mirror() -> None:

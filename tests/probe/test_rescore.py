@@ -330,6 +330,13 @@ def test_responses_without_a_prompt_are_counted_in_the_error(empty, tmp_path):
         rescored(tmp_path / "run", source)
 
 
+def test_a_response_without_a_token_needs_no_prompt(tmp_path):
+    columns = rows_of_log_probs([[], [-1.0], [-1.0, -2.0], [-1.0]])
+    trace = written(tmp_path, columns | {"prompt_ids": [[], [], None, [1]]})
+    with pytest.raises(MismatchError, match="lacks the prompt of 2 of its 4 responses"):
+        plan_rescoring(trace, config(tmp_path))
+
+
 def test_tokens_that_the_model_lacks_are_named(save_model, tmp_path):
     with pytest.raises(MismatchError, match="the trainer's vocabulary ends at 99"):
         rescored(tmp_path / "run", FLOAT32, model=save_model("Qwen3", vocab_size=100))

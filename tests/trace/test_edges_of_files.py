@@ -27,3 +27,17 @@ def test_a_text_file_may_be_read_and_written_but_not_executed(
         finally:
             os.umask(before)
         assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_what_a_shell_has_opened_is_written_and_not_replaced(folder: str, tmp_path: Path) -> None:
+    """As /dev/stdout after `> FILE`: the shell's file, whatever it holds."""
+    if not Path(folder).is_dir():
+        pytest.skip(f"there is no {folder}")
+    with open(tmp_path / "out", "w+", encoding="utf-8") as file:
+        file.write("older and longer")
+        file.flush()
+        named(Path(folder) / str(file.fileno()), "new")
+        file.seek(0)
+        assert file.read() == "new"
+    assert os.listdir(tmp_path) == ["out"]

@@ -1,10 +1,11 @@
-"""Whether a run without checkpoints begins again."""
+"""Whether a run without checkpoints begins again, and what a checkpoint brings back."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,45 @@ def test_a_run_that_has_lost_its_checkpoints_is_left_alone(tmp_path, recorded, h
     with pytest.raises(MismatchError, match="its checkpoints are gone"):
         RunInProgress.restore(run)
     assert run.cut == []
+
+
+def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> SimpleNamespace:
+    """The same run at this checkpoint, on the first rank or another; `parts` and `states` are what
+    its learner and its weight sync get, and what its grader gets.
+    """
+    run = without_checkpoints(folder, step)
+    judge = {"given_up": ["a question"], "timeouts": 2, "unstated": 3}
+    facts = {"learner": "of the learner", "sync": "of the sync", "judge": judge}
+    checkpoint = SimpleNamespace(step=step, facts=facts, load="the tensors")
+    monkeypatch.setattr("mismatch_cli.train.run.latest_checkpoint", lambda *_: checkpoint)
+    run.parts, run.states = [], []
+    run.learner = run.sync = SimpleNamespace(restore=lambda *part: run.parts.append(part))
+    run.task = SimpleNamespace(grader=SimpleNamespace(load_state_dict=run.states.append))
+    run.world = SimpleNamespace(first=first, broadcast=lambda value: value)
+    run._has_model = False
+    return run
+
+
+@pytest.mark.parametrize(("step", "model", "is_done"), [
+    (9, "model", True), (9, "another", False), (6, "model", False),
+])  # fmt: skip
+def test_only_a_model_of_the_last_step_is_not_saved_again(
+    tmp_path, monkeypatch, step, model, is_done
+):
+    """A model beside an earlier checkpoint is of a run that was shorter."""
+    (tmp_path / model).mkdir()
+    run = at_checkpoint(tmp_path, step, True, monkeypatch)
+    assert RunInProgress.restore(run) == step and run.cut == [step]
+    assert run.parts == [("of the learner", "the tensors"), ("of the sync", "the tensors")]
+    assert run._has_model is is_done
+
+
+@pytest.mark.parametrize(("first", "counts"), [(True, (2, 3)), (False, (0, 0))])
+def test_every_rank_knows_the_questions_given_up_and_one_has_their_counts(
+    tmp_path, monkeypatch, first, counts
+):
+    run = at_checkpoint(tmp_path, 3, first, monkeypatch)
+    RunInProgress.restore(run)
+    (state,) = run.states
+    assert state["given_up"] == ["a question"]
+    assert (state["timeouts"], state["unstated"]) == counts

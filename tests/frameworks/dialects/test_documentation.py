@@ -6,6 +6,7 @@ import json
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.frameworks import dialects
+from mismatch_cli.frameworks.dialects._clips import clip_means
 from tests.paths import DOCS
 
 PAGE = DOCS / "dialects.md"
@@ -39,4 +40,6 @@ def test_a_name_is_one_word_and_a_formula_is_not_a_name():
     for framework in dialects.names():
         names = [line.name for line in dialects.lines(framework)]
         assert not {line.formula for line in dialects.lines(framework)} & set(names), framework
-    assert "clip_ratio/region_mean" in [line.name for line in dialects.lines("trl")]
+    sides = [line.name.removeprefix("clip_ratio/") for line in clip_means("trainer.py")]
+    assert sides == ["low_mean", "high_mean", "region_mean"]
+    assert {line.source for line in clip_means("trainer.py")} == {"trainer.py"}

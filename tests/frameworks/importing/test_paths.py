@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
-from mismatch_cli.frameworks.importing.paths import paths_in, value_at
+from mismatch_cli.frameworks.importing.paths import paths_in, roots, value_at
 from tests.frameworks.importing.layouts import (
     assert_holds,
     imported,
@@ -96,3 +97,16 @@ def test_a_path_that_leads_nowhere_has_no_value():
         assert value_at(record, path) == value, path
     assert paths_in(record) == {"a.*.b": [1, 2], "c.d": "text"}
     assert all(not re.search("[,=]", path) for path in paths_in({"a": {"b=c": 1, "d,e": 2}}))
+
+
+def test_only_a_path_through_structs_to_a_field_is_a_column_of_a_parquet_file():
+    """A column that is itself called like a path is read under its own name."""
+    scores = pa.struct({"logp": pa.float32(), "top": pa.struct({"ids": pa.int32()})})
+    schema = pa.schema({"scores": scores, "reward": pa.float32(), "reward.mean": pa.float32()})
+    whole = {name: name for name in schema.names}
+    nowhere = ["scores.logq", "scores.logp.x", "reward.x", "absent", "absent.logp"]
+    assert roots(schema, [*nowhere, *schema.names]) == whole
+    del whole["scores"]
+    paths = {"scores.logp": "scores", "scores.top.ids": "scores"}
+    assert roots(schema, paths) == whole | paths
+    assert roots(schema, ["scores", "scores.logp"])["scores"] == "scores"

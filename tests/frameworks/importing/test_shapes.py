@@ -16,6 +16,8 @@ from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
 from mismatch_cli.frameworks.importing.padded import HIDDEN
 from mismatch_cli.frameworks.importing.rows import (
     LATER_IDS,
+    NO_IDS,
+    NO_MASK,
     NO_PAIR,
     NO_PROMPT,
     ONLY_LOGP,
@@ -150,6 +152,19 @@ def test_labels_and_targets_are_checked_row_by_row(tmp_path):
     table, about = imported(write_lines(path, moved), into=tmp_path / "whole", columns=names)
     expected = [row["response_ids"] for number, row in enumerate(ROWS) if number != 2]
     assert same_bits(table, "response_ids", expected)
+
+
+def test_a_sequence_without_ids_or_without_labels_is_left_out_alone(tmp_path):
+    """The last one has flags instead."""
+    names = {"token_ids": "tokens", "loss_mask": "masks", "logp_rollout": "inference_logprobs"}
+    group = shapes.atropos(OF_ONE_PROMPT)
+    records = [{its: group[its][number] for its in names.values()} for number in range(4)]
+    records[1]["masks"] = records[2]["tokens"] = None
+    records[3]["masks"] = [int(label != -100) for label in records[3]["masks"]]
+    path = write_lines(tmp_path / "d.jsonl", records)
+    table, about = imported(path, into=tmp_path / "trace", columns=names)
+    assert_holds(table, [OF_ONE_PROMPT[0], OF_ONE_PROMPT[3]], *IDS)
+    assert about["left_out"] == {NO_MASK: 1, NO_IDS: 1}
 
 
 def test_without_a_mask_only_advantages_say_where_the_response_is(tmp_path):

@@ -191,9 +191,25 @@ def test_temperature_and_truncated_support(save_model: SaveModel, rng: np.random
     np.testing.assert_allclose(got.logp_T, expected_T, atol=1e-5)
 
 
-def test_float32_head_of_a_bfloat16_model(save_model: SaveModel, rng: np.random.Generator) -> None:
+def with_head_for_a_pass(model: Any) -> Any:
+    """The model as if it were spread: a pass has the head's weights in the dtype that computes."""
+
+    def pass_through(inputs: Any, at_head: Any) -> Any:
+        decoded = model.get_decoder()(**inputs, use_cache=False)
+        return at_head(decoded.last_hidden_state, model.lm_head.weight, None)
+
+    model.pass_through = pass_through
+    return model
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_float32_head_of_a_bfloat16_model(
+    spread: bool, save_model: SaveModel, rng: np.random.Generator
+) -> None:
     folder = save_model("Qwen3", dtype=torch.bfloat16)
     trainer = Trainer.load(folder, sampling=PLAIN, float32_head=True)
+    if spread:
+        trainer = Trainer(with_head_for_a_pass(trainer.model), PLAIN, float32_head=True)
     assert (trainer.describe()["dtype"], trainer.describe()["head_dtype"]) == (
         "bfloat16",
         "float32",

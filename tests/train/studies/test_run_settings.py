@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.train.studies.run_settings import BEFORE, settings_of_runs, task_of
-from mismatch_cli.train.studies.training import TrainingAnalysis
+from mismatch_cli.train.studies.training import TrainingAnalysis, what_was_trained
 from mismatch_cli.train.train_config import TrainConfig
 from tests.train.training_runs import make_run
 
@@ -106,3 +106,12 @@ def test_rewards_of_other_games_or_judges_are_not_compared(key: str) -> None:
     )
     tasks = [task_of(make_run(steps=1, **config)) for config in (older, plain, other)]
     assert tasks[0] == tasks[1] != tasks[2]
+
+
+@pytest.mark.parametrize(("number", "models", "problems"), [
+    (1, "m0", "d0"), (3, "m0, m1, m2", "d0, d1, d2"), (4, "4 models", "4 sets of problems"),
+])  # fmt: skip
+def test_at_most_three_models_and_sets_of_problems_are_named(number, models, problems):
+    """Each once, however many runs have it."""
+    runs = [make_run(model=f"/models/m{n}", dataset=f"/data/d{n}") for n in (*range(number), 0)]
+    assert what_was_trained(runs) == [models, problems]
