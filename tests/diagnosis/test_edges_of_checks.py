@@ -375,22 +375,37 @@ def test_the_side_that_is_mixed_is_named_and_what_else_it_has_is_left(side, sign
     assert mixture.left_N == pytest.approx(np.where(np.arange(200) == 7, sign * 0.3, 0), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("reference", "current", "side"), [(0.9, 0.1, "rollout"), (0.1, 0.9, "trainer")]
-)
-def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
-    reference, current, side, monkeypatch, rng
-):
-    monkeypatch.setattr(temperature, "check", lambda _: SimpleNamespace(effect=None))
-    logq_T, logp_T = -1.0 - rng.random((2, 400))
+def head_finding(monkeypatch, reference, current, status="clear", effect=None, undone=()):
+    """Of the head, where these shares of each side's logits are on a grid."""
+    fit = SimpleNamespace(status=status, effect=effect)
+    monkeypatch.setattr(temperature, "check", lambda _: fit)
+    logq_T, logp_T = -1.0 - np.random.default_rng(0).random((2, 400))
     sample = SampleColumns(logq_T=logq_T, logp_T=logp_T, index_N=np.arange(400))
     scale = SimpleNamespace(
         reference=SimpleNamespace(share_on_grid=reference),
         current=SimpleNamespace(share_on_grid=current),
     )
-    finding = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
-    assert (finding.check, finding.status, finding.effect) == ("lm-head", "found", 0.9)
-    assert finding.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
+    return lm_head.check(SimpleNamespace(sample=sample, scale=scale, undone=undone))
+
+
+def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(monkeypatch):
+    for reference, current, side in ((0.9, 0.1, "rollout"), (0.1, 0.9, "trainer")):
+        finding = head_finding(monkeypatch, reference, current)
+        assert (finding.check, finding.status, finding.effect) == ("lm-head", "found", 0.9)
+        assert finding.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
+
+
+def test_a_stretched_grid_hides_one_side_only_where_one_side_is_off_it(monkeypatch):
+    reasons = {
+        "the temperatures differ": {"status": "found", "effect": 0.95},
+        "a slope of 1.003": {"effect": 1.003},
+        "the bases differ": {"undone": ("log-base",)},
+    }
+    for reason, why in reasons.items():
+        finding = head_finding(monkeypatch, 0.9, 0.1, **why)
+        assert finding.status == "untested" and finding.reason.startswith(reason)
+        assert head_finding(monkeypatch, 0.9, 0.9, **why).status == "clear"
+    assert head_finding(monkeypatch, 0.9, 0.1, effect=1.0015).status == "found"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from lab.pool import Pool
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Findings, module
 from mismatch_cli.report.pages.diagnosis import answer
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
+from tests.diagnosis.planted import BY_NAME
 
 TIMES_HEALTHY = 3.0
 Plant = Callable[[Pool], None]
@@ -155,3 +156,17 @@ def test_every_clear_answer_says_what_it_would_have_found(pools, bf16_pool):
     for check in ("placeholders", "log-base"):
         assert findings[check].status == "untested", check
         assert findings[check].reason.startswith("no power: "), check
+
+
+@pytest.mark.parametrize(("name", "severity", "check"), [
+    ("log-probs stored in bfloat16", 1, "lm-head"),
+    ("another base in the engine", 2, "log-base"),
+    ("another base in the trainer", 10, "log-base"),
+])  # fmt: skip
+def test_what_follows_from_rounding_and_from_a_base_is_not_a_second_fault(
+    bf16_pool, name, severity, check
+):
+    """Values beside unrounded ranks look less probable, and another base stretches the grid."""
+    broken = whole(bf16_pool)
+    BY_NAME[name].plant(broken, severity, np.random.default_rng(0))
+    assert {finding.check for finding in judged(broken).found} <= {check, "logit-lattice"}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks import temperature
+from mismatch_cli.diagnosis.checks import log_base, temperature
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
@@ -51,11 +51,22 @@ def check(evidence: Evidence) -> Finding:
     rounded = [side for side, share in stored.items() if share > _MOSTLY]
     if rounded:
         return _stored_finding(sample, rounded, max(stored.values()), tuple(rows))
-    # Another temperature stretches one side's grid
-    beta = temperature.check(evidence).effect or 1.0
-    if abs(beta - 1) > _OTHER_TEMPERATURE:
-        return untested(NAME, f"the temperatures differ: fix “{temperature.TITLE}” first")
-    return _grid_finding(on_grid["rollout"], on_grid["trainer"], tuple(rows))
+    finding = _grid_finding(on_grid["rollout"], on_grid["trainer"], tuple(rows))
+    stretched = _why_a_grid_is_stretched(evidence) if finding.status == "found" else ""
+    return untested(NAME, stretched) if stretched else finding
+
+
+def _why_a_grid_is_stretched(evidence: Evidence) -> str:
+    """Another base or another temperature hides one side's grid; empty if neither is likely."""
+    if log_base.NAME in evidence.undone:
+        return f"the bases differ: fix “{log_base.TITLE}” first"
+    fit = temperature.check(evidence)
+    beta = fit.effect or 1.0
+    if abs(beta - 1) <= _OTHER_TEMPERATURE:
+        return ""
+    if fit.status == "found":
+        return f"the temperatures differ: fix “{temperature.TITLE}” first"
+    return f"a slope of {beta:.3f} between the sides may stretch one side’s grid"
 
 
 def _stored_finding(

@@ -28,6 +28,7 @@ _LEAST, _Z = 0.1, 6.0
 _TEST = ("z over prompts", "a share that would have been found")
 _TIMES_GAP = 4.0  # the entropy is the trainer's, and may differ from the engine's by its gap
 _SAME = 1e-4  # nats: equally probable ranks
+_ROUNDED = 2.0**-8  # of a log-probability: the sampled column may be stored in bfloat16
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _by_first_rank(sample: Sample) -> _Measure | None:
     logq_NK = sample.topk_logq_TK[sample.index_N].astype(np.float64)
     usable_N = np.isfinite(logq_NK[:, 0])
     logq_MK = logq_NK[usable_N]
-    least_first_M = logq_MK[:, 0] - _SAME
+    least_first_M = logq_MK[:, 0] - np.maximum(_SAME, _ROUNDED * np.abs(logq_MK[:, 0]))
     is_first_MK = logq_MK >= least_first_M[:, None]
     mass_of_first_M = np.where(is_first_MK, np.exp(logq_MK), 0.0).sum(axis=1)
     return _Measure(
