@@ -7,12 +7,14 @@ starts are not followed.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -129,14 +131,37 @@ class Reach:
         return list(itertools.chain.from_iterable(sorted(files.values(), key=cost)))
 
     def _running(self, fault: Fault) -> set[str]:
-        """The tests that run its line; if none does, those of its room."""
+        """The tests that run its line, or any line of its module where that line runs only once;
+        those of its room where these are none or the module has nothing but constants.
+        """
         lines = self.tests.get(fault.path, {})
-        own = lines if ":module:" in fault.name else range(fault.line, fault.last_line + 1)
+        own: Iterable[int] = range(fault.line, fault.last_line + 1)
+        if ":module:" in fault.name or _is_remembered(fault):
+            own = lines
         running = set().union(*(lines.get(line, ()) for line in own))
-        if running:
+        if running and _has_functions(fault.path):
             return running
         room = f"tests/{Path(fault.path).parts[0]}/"
-        return {test for test in self.seconds if test.startswith(room)}
+        return running | {test for test in self.seconds if test.startswith(room)}
+
+
+def _is_remembered(fault: Fault) -> bool:
+    """Whether it is in a function that runs once and keeps its result."""
+    for node in _functions(fault.path):
+        if node.lineno <= fault.line <= (node.end_lineno or 0):
+            if any("cache" in ast.unparse(decorator) for decorator in node.decorator_list):
+                return True
+    return False
+
+
+def _has_functions(path: str) -> bool:
+    return bool(_functions(path))
+
+
+@cache
+def _functions(path: str) -> list[ast.FunctionDef]:
+    tree = ast.parse((PACKAGE / path).read_bytes())
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def _rooms_apart(file: str, module: str) -> int:
