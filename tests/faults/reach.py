@@ -139,7 +139,7 @@ class Reach:
         if ":module:" in fault.name or _is_remembered(fault):
             own = lines
         running = set().union(*(lines.get(line, ()) for line in own))
-        if running and _has_functions(fault.path):
+        if running and _functions(fault.path):
             return running
         room = f"tests/{Path(fault.path).parts[0]}/"
         return running | {test for test in self.seconds if test.startswith(room)}
@@ -147,15 +147,11 @@ class Reach:
 
 def _is_remembered(fault: Fault) -> bool:
     """Whether it is in a function that runs once and keeps its result."""
-    for node in _functions(fault.path):
-        if node.lineno <= fault.line <= (node.end_lineno or 0):
-            if any("cache" in ast.unparse(decorator) for decorator in node.decorator_list):
-                return True
+    for function in _functions(fault.path):
+        is_inside = function.lineno <= fault.line <= (function.end_lineno or 0)
+        if is_inside and any("cache" in ast.unparse(node) for node in function.decorator_list):
+            return True
     return False
-
-
-def _has_functions(path: str) -> bool:
-    return bool(_functions(path))
 
 
 @cache
