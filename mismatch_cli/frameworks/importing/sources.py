@@ -413,23 +413,27 @@ class _JsonRows:
         self._file = file
         self._kinds = kinds
         self._tally = tally
-        self._schema: Any = None  # that of the first record
+        self._names: list[str] = []  # of the columns
         self._rows: list[_Row] = []
 
     def add(self, number: int, record: dict[str, Any]) -> None:
         """Collect the record of a line."""
-        if self._schema is None:
-            self._schema = self._schema_for(record)
-        self._rows.append((number, [record.get(name) for name in self._schema.names]))
+        if not self._names:
+            self._names = self._schema_for(record).names
+        self._rows.append((number, [record.get(name) for name in self._names]))
 
     def convert(self) -> Iterator[pa.Table]:
-        """All rows at once; if one does not fit, each by itself, with its own types."""
+        """All rows at once, in the types of each column's first value; if one does not fit, each
+        by itself, with its own types.
+        """
         rows = self._rows
         self._rows = []
         if not rows:
             return
+        columns = zip(*(values for _, values in rows), strict=True)
+        record = dict(zip(self._names, map(_first_value, columns), strict=True))
         try:
-            yield _table(rows, self._schema)
+            yield self._table(rows, record)
             return
         except MemoryError:  # Arrow's own is an ArrowException too
             raise
@@ -443,15 +447,20 @@ class _JsonRows:
     def _table_of_row(self, row: _Row) -> pa.Table | None:
         """A row with its own types; None, counted, where a value does not fit."""
         number, values = row
-        record = dict(zip(self._schema.names, values, strict=True))
-        schema = self._schema_for(record)
         try:
-            # Its order may differ, since each record shows its own forms.
-            return _table([(number, [record.get(name) for name in schema.names])], schema)
+            return self._table([row], dict(zip(self._names, values, strict=True)))
         except _UNFIT as error:
             why = shorten(first_line(error), _SHOWN, placeholder=" …")
             self._tally.leave_out(OTHER_TYPES, 1, f"{self._file}, line {number}: {why}")
             return None
+
+    def _table(self, rows: list[_Row], record: dict[str, Any]) -> pa.Table:
+        """Some rows in the types that a record shows."""
+        kinds = self._schema_for(record)
+        schema = pa.schema([kinds.field(name) for name in self._names])
+        columns = zip(*(values for _, values in rows), strict=True)
+        arrays = list(map(foreign_values.from_python, columns, schema.types))
+        return pa.table(arrays, schema=schema)
 
     def _schema_for(self, record: dict[str, Any]) -> pa.Schema:
         if isinstance(self._kinds, pa.Schema):
@@ -459,6 +468,6 @@ class _JsonRows:
         return self._kinds(record)
 
 
-def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
-    columns = zip(*(values for _, values in rows), strict=True)
-    return pa.table(list(map(foreign_values.from_python, columns, schema.types)), schema=schema)
+def _first_value(column: Iterable[Any]) -> Any:
+    """The first that is not null."""
+    return next((value for value in column if value is not None), None)

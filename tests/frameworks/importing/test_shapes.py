@@ -181,6 +181,20 @@ def test_without_a_mask_only_advantages_say_where_the_response_is(tmp_path):
         imported(path, into=tmp_path / "none", columns=columns)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_labels_are_recognised_although_a_record_has_none(tmp_path, place):
+    records = []
+    for row in ROWS:
+        whole = row["prompt_ids"] + row["response_ids"]
+        outside = len(row["prompt_ids"])
+        labels = [-100] * outside + row["response_ids"]
+        logp = [0.0] * outside + row["logp_rollout"]
+        records.append({"token_ids": whole, "loss_mask": labels, "logp_rollout": logp})
+    records[place]["loss_mask"] = None
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    assert table.num_rows == 3 and about["left_out"] == {NO_MASK: 1}
+
+
 def test_a_mask_of_the_loss_is_not_taken_for_one_of_padding(tmp_path):
     record = shapes.verifiers(ROWS)
     columns = guess_columns(columns_in([record]), {}) | {
