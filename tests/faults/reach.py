@@ -25,7 +25,8 @@ from tests.faults.operators import PACKAGE, ROOMS, Fault
 # Where a worker leaves what it has seen; set by the program that records.
 FOLDER = "MISMATCH_CLI_REACH"
 # Of tests for one fault: the import of a file costs more than most of its tests.
-_MOST_FILES = 15
+_MOST_FILES = 20
+_GOLDENS, _OF_GOLDENS = "tests/golden/test_goldens.py", 1 / 3  # of the seconds
 
 
 class Recorder:
@@ -111,22 +112,27 @@ class Reach:
 
     def of(self, fault: Fault, at_most: float) -> list[str]:
         """The tests that can notice a fault, at most so many seconds of them: those of the
-        module's own test file first, then of its room, then others, the quick ones first.
+        module's own test file first, then the goldens, which see every number that is printed,
+        then its room, then others, the quick ones first.
 
         A line that only the import runs (a constant) is reached by whatever runs the module: the
         test that imports it first is only one of them.
         """
         files: dict[str, list[str]] = defaultdict(list)
-        left = at_most
+        left, left_for_goldens = at_most, _OF_GOLDENS * at_most
 
         def cost(tests: list[str]) -> tuple[int, float]:
             return _rooms_apart(_file(tests[0]), fault.path), sum(map(self.seconds.get, tests))
 
         for test in sorted(sorted(self._running(fault)), key=lambda test: cost([test])):
-            is_new = _file(test) not in files
-            if self.seconds[test] <= left and not (is_new and len(files) == _MOST_FILES):
-                left -= self.seconds[test]
-                files[_file(test)].append(test)
+            file, seconds = _file(test), self.seconds[test]
+            is_new = file not in files
+            if file == _GOLDENS and seconds > left_for_goldens:
+                continue
+            if seconds <= left and not (is_new and len(files) == _MOST_FILES):
+                left -= seconds
+                left_for_goldens -= seconds if file == _GOLDENS else 0.0
+                files[file].append(test)
         # The tests of one file after another, so that they share its fixtures.
         return list(itertools.chain.from_iterable(sorted(files.values(), key=cost)))
 
@@ -161,11 +167,15 @@ def _functions(path: str) -> list[ast.FunctionDef]:
 
 
 def _rooms_apart(file: str, module: str) -> int:
-    """0 for a module's own file of tests, 1 for one in its room, 2 for others."""
+    """0 for a module's own file of tests, 1 for the goldens, 2 for a file in its room, 3 for
+    others.
+    """
     path, tested = Path(file).relative_to("tests"), Path(module)
+    if file == _GOLDENS:
+        return 1
     if path.parts[0] != tested.parts[0]:
-        return 2
-    return int(path.stem != f"test_{tested.stem}")
+        return 3
+    return 0 if path.stem == f"test_{tested.stem}" else 2
 
 
 def _file(test: str) -> str:
