@@ -197,6 +197,15 @@ def test_a_rank_with_broken_bookkeeping_is_named(bf16_pool, check):
     assert finding.sentence.endswith(f" The responses with it are {place}.")
 
 
+def test_the_rank_whose_columns_contradict_each_other_is_named(bf16_pool):
+    broken = whole(bf16_pool)
+    rank_S = np.arange(broken.num_responses) % 20
+    of_rank_T = (rank_S == 10)[broken.response_T]
+    broken.ranks["topk_logp_rollout"][of_rank_T] *= 0.7  # from before a temperature
+    finding = finding_of(diagnose(evidence_of_ranks(broken, rank_S)), "columns-at-odds")
+    assert "all of rank 10 (1 of 20; " in finding.where
+
+
 def test_the_rank_that_appends_an_end_is_named(bf16_pool):
     broken = sampled_alone(whole(bf16_pool))
     rank_S = np.unique(broken.rows["prompt_id"], return_inverse=True)[1] % 4

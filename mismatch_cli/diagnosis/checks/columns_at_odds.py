@@ -3,6 +3,7 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.far_responses import Subset, responses_with
 from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -50,8 +51,25 @@ def check(evidence: Evidence) -> Finding:
         f"{worst.at_odds:,} of {worst.compared:,} sampled tokens of the {side} contradict the "
         f"{side}'s own top-K column."
     )
-    left_N = _left_by_topk(evidence.sample)
-    return Finding(NAME, "found", share, "share of tokens", sentence, tuple(rows), left_N=left_N)
+    sample = evidence.sample
+    return Finding(
+        NAME,
+        "found",
+        share,
+        "share of tokens",
+        sentence,
+        tuple(rows),
+        left_N=_left_by_topk(sample),
+        part=_part_at_odds(sample),
+    )
+
+
+def _part_at_odds(sample: Sample) -> Subset | None:
+    """The responses with a token whose two gaps differ, among those with a token that has both."""
+    if sample.topk_d_T is None:
+        return None
+    apart_T = np.abs(sample.topk_d_T - (sample.logp_T - sample.logq_T))
+    return responses_with(apart_T > _APART, np.isfinite(apart_T) & sample.counts_T, sample)
 
 
 def settled(evidence: Evidence) -> bool:
