@@ -10,9 +10,7 @@ import numpy as np
 from mismatch_cli.base.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
-    ABOVE_MINUS_1,
     LARGEST_WEIGHTS,
-    SAMPLE_SIZE,
     SIGNED,
     Estimate,
     Jackknife,
@@ -216,16 +214,16 @@ class SequenceWeights(Accumulator):
         Neither has an interval: a few responses of large weight decide, most of which are not in
         the trace.
         """
-        values, without = without_groups(self._evaluate, self.sums_G3)
-        occupied_G = self.sums_G3[:, 0] > 0
-        results = {}
-        for name, scale in (("chi2_sequence", ABOVE_MINUS_1), ("ess_sequence", SAMPLE_SIZE)):
-            without_G = jackknife_values(without[name], occupied_G)
-            results[name] = Jackknife(float(values[name]), without_G, scale, LARGEST_WEIGHTS)
-        return results
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            values = self._evaluate(self.sums_G3.sum(axis=0))
+        unknown_G = np.full(len(self.sums_G3), np.nan)
+        return {
+            name: Jackknife(float(value), unknown_G, why_no_interval=LARGEST_WEIGHTS)
+            for name, value in values.items()
+        }
 
-    def _evaluate(self, sums_x3: np.ndarray) -> dict[str, np.ndarray]:
-        count, w, w2 = np.moveaxis(sums_x3, -1, 0)
+    def _evaluate(self, sums_3: np.ndarray) -> dict[str, np.ndarray]:
+        count, w, w2 = sums_3
         chi2 = np.expm1(np.log(w2 / count) + 2 * self.shift)
         return {"chi2_sequence": chi2, "ess_sequence": w * w / (count * w2)}
 

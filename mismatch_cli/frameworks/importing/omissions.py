@@ -18,7 +18,7 @@ class Tally:
     noted: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)  # where each reason first occurred
 
-    def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
+    def leave_out(self, reason: str, count: int, where: str = "") -> None:
         """Count what is left out; the first `where` of each reason is remembered."""
         if count:
             reason = visible(reason)  # it may quote the file
