@@ -142,7 +142,7 @@ class Reach:
         """
         lines = self.tests.get(fault.path, {})
         own: Iterable[int] = range(fault.line, fault.last_line + 1)
-        if ":module:" in fault.name or _is_remembered(fault):
+        if _runs_once(fault):
             own = lines
         running = set().union(*(lines.get(line, ()) for line in own))
         if running and _functions(fault.path):
@@ -151,13 +151,15 @@ class Reach:
         return running | {test for test in self.seconds if test.startswith(room)}
 
 
-def _is_remembered(fault: Fault) -> bool:
-    """Whether it is in a function that runs once and keeps its result."""
-    for function in _functions(fault.path):
-        is_inside = function.lineno <= fault.line <= (function.end_lineno or 0)
-        if is_inside and any("cache" in ast.unparse(node) for node in function.decorator_list):
-            return True
-    return False
+def _runs_once(fault: Fault) -> bool:
+    """Whether only the import runs it, or a function that keeps its result."""
+    around = [
+        function
+        for function in _functions(fault.path)
+        if function.lineno <= fault.line <= (function.end_lineno or 0)
+    ]
+    decorators = [decorator for function in around for decorator in function.decorator_list]
+    return not around or any("cache" in ast.unparse(decorator) for decorator in decorators)
 
 
 @cache

@@ -23,12 +23,8 @@ def _subject(line: Line) -> str:
     return f"{line.name.split('/')[0]}/{line.arguments[0]}"
 
 
-# Pages, figures, `--help` and wide terminals have tests of their own
-_SCREENS = [
-    line
-    for line in lines()
-    if not line.makes and not line.name.startswith("help/") and not line.name.endswith(".200")
-]
+# Pages, figures and wide terminals have tests of their own
+_SCREENS = [line for line in lines() if not line.makes and not line.name.endswith(".200")]
 SUBJECTS = {
     subject: list(group) for subject, group in groupby(sorted(_SCREENS, key=_subject), _subject)
 }
