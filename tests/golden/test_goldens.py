@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import groupby
 
 import pytest
@@ -34,6 +35,9 @@ SUBJECTS = {
 def test_what_is_printed_is_as_stored(subject, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("NO_COLOR", "1")
+    # Who runs it is named in the usage
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "mismatch_cli")
+    monkeypatch.setattr(sys, "argv", ["__main__.py"])
     differences = []
     for number, line in enumerate(SUBJECTS[subject]):
         folder = tmp_path / str(number)
