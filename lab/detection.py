@@ -40,6 +40,7 @@ POOLS = {
     "bf16": "--rollout-dtype bfloat16 --trainer-dtype bfloat16",
     "fp8": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --kv-cache-dtype fp8",
     "mixed": "--rollout-dtype bfloat16 --trainer-dtype float32",
+    "peaked": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --temperature 0.1",
     "hot07": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --temperature 0.7",
     "topp": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p 0.9",
 }
@@ -72,11 +73,11 @@ def main() -> None:
         used = variants if name in BROKEN_POOLS else ()
         pools[name] = load_pool(options.folder, name, POOLS[name], used)
     rows: list[dict[str, Any]] = []
-    if not options.only:
+    if options.only in ("", "healthy"):
         rows += healthy_rows(pools, options.healthy // (2 * len(pools)))
     broken_pools = {name: pool for name, pool in pools.items() if name in BROKEN_POOLS}
     rows += fault_rows(faults, broken_pools, options.trials)
-    if options.only in "top-p":
+    if options.only in "top-p in the engine only":
         for top_p in TOP_P:
             rows.append(top_p_row(options.folder, top_p, options.trials))
     print(two_numbers(rows))
@@ -106,7 +107,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny"
     )
-    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="healthy ones, or faults whose name contains this"
+    )
     parser.add_argument("--pools", nargs="*", default=list(POOLS), choices=POOLS, help="these")
     parser.add_argument("--json", type=Path, help="also write the counts here")
     return parser
