@@ -371,7 +371,9 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
     """
     logq_1H = heads.logq_RH[r][None]
     cost = _costs(logq_1H, heads.logp_RH[among], shortest)
-    cost[~np.isfinite(cost) | (among == r)] = np.inf
+    # One with nearly the same text fits whatever this one has: no exchange could be seen
+    is_alike = _costs(logq_1H, heads.logq_RH[among], shortest) <= _FITS_ELSEWHERE * own
+    cost[~np.isfinite(cost) | (among == r) | is_alike] = np.inf
     best = int(np.argmin(cost))
     if not cost[best] <= _FITS_ELSEWHERE * own:
         return -1

@@ -25,10 +25,11 @@ from mismatch_cli.diagnosis.far_responses import Subset, find_far_responses
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
+from mismatch_cli.diagnosis.rare_gaps import STEP, is_rare
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.limits.expected import Expected, expected_gap
-from mismatch_cli.limits.manifest_sides import Family, family
+from mismatch_cli.limits.manifest_sides import Family, family, sides_of_gap
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
@@ -114,12 +115,19 @@ class Evidence:
     @cached_property
     def far_responses(self) -> Subset | None:
         """The responses with a far larger gap than the others, if there are two kinds."""
-        return find_far_responses(self.sample, self.traces)
+        return None if self.gap_is_rare else find_far_responses(self.sample, self.traces)
 
     @cached_property
     def step_change(self) -> StepChange | None:
         """The steps whose gap differs most from that of the others, by chance or not."""
-        return find_step_change(self.sample)
+        return None if self.gap_is_rare else find_step_change(self.sample)
+
+    @cached_property
+    def gap_is_rare(self) -> bool:
+        """Whether few tokens have a gap, as steps of logits in 16 bits make it: `rare_gaps`."""
+        sides = sides_of_gap(self.about)
+        coldest = min(side.temperature for side in sides) or 1.0
+        return any(side.is_16_bits for side in sides) and is_rare(self.sample, STEP / coldest)
 
     @property
     def subsets(self) -> tuple[Subset, ...]:

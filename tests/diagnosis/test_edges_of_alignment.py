@@ -45,6 +45,19 @@ def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng)
     assert exchanges.exchanged_R.all(), "the first response is a partner like any other"
 
 
+def test_a_response_with_the_same_text_is_no_partner(rng):
+    """Of two equal responses one has stale numbers: the other's fit, which shows nothing."""
+    logq_RH = np.full((3, 128), np.nan, dtype=np.float32)
+    logq_RH[:, :40] = -rng.exponential(1.0, (3, 40))
+    logq_RH[1] = logq_RH[0]
+    logp_RH = logq_RH.copy()
+    logp_RH[0] -= 0.5
+    zero_R = np.zeros(3, dtype=int)
+    exchanges = find_exchanges(Heads(zero_R, zero_R, np.arange(3), logq_RH, logp_RH))
+    assert exchanges.misfit_R.tolist() == [True, False, False]
+    assert exchanges.partner_R.tolist() == [-1, -1, -1]
+
+
 def test_the_first_128_tokens_of_a_response_are_compared(rng):
     logp_T = -rng.exponential(1.0, 130).astype(np.float32)
     counters = ("step", "epoch", "minibatch", "version_rollout", "version_trainer")

@@ -6,6 +6,8 @@ import numpy as np
 
 from mismatch_cli.diagnosis.by_step import FEWEST_PROMPTS, FEWEST_STEPS, StepChange
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.power import no_power
+from mismatch_cli.diagnosis.rare_gaps import RARE
 from mismatch_cli.diagnosis.shared_origins import shared_by
 
 NAME, STAGE = "step-change", 5
@@ -34,6 +36,8 @@ def check(evidence: Evidence) -> Finding:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )
+    if evidence.gap_is_rare:
+        return untested(NAME, no_power(RARE))
     change = evidence.step_change
     if change is None:
         reason = (
