@@ -6,6 +6,7 @@ Letters: `_R` responses whose first tokens are kept, `_H` these tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -241,6 +242,7 @@ class Heads:
     sample_index_R: np.ndarray
     logq_RH: np.ndarray  # float32, nats; NaN where a token does not count or does not exist
     logp_RH: np.ndarray
+    ids_RH: np.ndarray  # float32, which holds ids exactly below 2^24; NaN there, too
 
     @cached_property
     def group_R(self) -> np.ndarray:
@@ -285,8 +287,8 @@ class HeadCollector(Accumulator):
         self._pair = pair
         self._most = most_responses
         self.limit = limit
-        # Both sides' heads, by hash, step, prompt and sample
-        self._rows: dict[tuple[int, int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        # The heads of both sides and of the ids, by hash, step, prompt and sample
+        self._rows: dict[tuple[int, int, int, int], np.ndarray] = {}
 
     def update(self, batch: TokenBatch) -> None:
         """Add one table; of a response used several times, the first use."""
@@ -294,6 +296,7 @@ class HeadCollector(Accumulator):
         hash_S = hash_keys(step_S, prompt_id_S, seed=4)
         logq_T = getattr(batch, self._pair.reference)
         logp_T = getattr(batch, self._pair.current)
+        ids_T = batch.response_ids_T
         below_S = hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))
         for s in np.flatnonzero(below_S).tolist():
             key = (int(hash_S[s]), int(step_S[s]), int(prompt_id_S[s]), int(index_S[s]))
@@ -303,7 +306,8 @@ class HeadCollector(Accumulator):
             start, stop = batch.offset_S1[s : s + 2].tolist()
             head = slice(start, min(stop, start + HEAD_TOKENS))
             mask_H = batch.loss_mask_T[head]
-            self._rows[key] = (_head(logq_T[head], mask_H), _head(logp_T[head], mask_H))
+            ids_H = np.full(0, np.nan) if ids_T is None else ids_T[head]
+            self._rows[key] = _heads((logq_T[head], logp_T[head], ids_H), mask_H)
             if len(self._rows) > 2 * self._most:
                 self._shrink()
 
@@ -330,15 +334,17 @@ class HeadCollector(Accumulator):
         self._shrink()
         order = sorted(self._rows, key=lambda key: key[1:])
         keys_R3 = np.array([key[1:] for key in order], dtype=np.int64).reshape(-1, 3)
-        heads_R2H = np.array([self._rows[key] for key in order]).reshape(-1, 2, HEAD_TOKENS)
-        step_R, prompt_id_R, sample_index_R = keys_R3.T
-        return Heads(step_R, prompt_id_R, sample_index_R, heads_R2H[:, 0], heads_R2H[:, 1])
+        heads_R3H = np.array([self._rows[key] for key in order]).reshape(-1, 3, HEAD_TOKENS)
+        return Heads(*keys_R3.T, *heads_R3H.transpose(1, 0, 2))
 
 
-def _head(logp_H: np.ndarray, mask_H: np.ndarray) -> np.ndarray:
-    head = np.full(HEAD_TOKENS, np.nan, dtype=np.float32)
-    head[: len(logp_H)] = np.where(mask_H & np.isfinite(logp_H), logp_H, np.nan)
-    return head
+def _heads(values: Sequence[np.ndarray], mask_H: np.ndarray) -> np.ndarray:
+    """The values of the tokens that count, one row for each column, NaN elsewhere."""
+    heads = np.full((len(values), HEAD_TOKENS), np.nan, dtype=np.float32)
+    for head, value_H in zip(heads, values, strict=True):
+        usable_H = mask_H[: len(value_H)] & np.isfinite(value_H)
+        head[: len(value_H)][usable_H] = value_H[usable_H]
+    return heads
 
 
 def find_exchanges(heads: Heads) -> Exchanges:
@@ -371,8 +377,8 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
     """
     logq_1H = heads.logq_RH[r][None]
     cost = _costs(logq_1H, heads.logp_RH[among], shortest)
-    # One with nearly the same text fits whatever this one has: no exchange could be seen
-    is_alike = _costs(logq_1H, heads.logq_RH[among], shortest) <= _FITS_ELSEWHERE * own
+    # An exchange between nearly equal texts could not be seen
+    is_alike = _are_alike(heads.ids_RH[r], heads.ids_RH[among])
     cost[~np.isfinite(cost) | (among == r) | is_alike] = np.inf
     best = int(np.argmin(cost))
     if not cost[best] <= _FITS_ELSEWHERE * own:
@@ -381,6 +387,13 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
     any_R = np.linspace(0, len(heads.step_R) - 1, _ANY).astype(int)
     usual = np.nanmedian(_costs(logq_1H, heads.logp_RH[any_R], 1))
     return int(among[best]) if cost[best] <= _FITS_ELSEWHERE * usual else -1
+
+
+def _are_alike(ids_H: np.ndarray, ids_RH: np.ndarray) -> np.ndarray:
+    """Which texts have the same token at most places that both have; none without ids."""
+    shared_R = (np.isfinite(ids_H) & np.isfinite(ids_RH)).sum(axis=1)
+    same_R = (ids_H == ids_RH).sum(axis=1)
+    return (shared_R > 0) & (same_R >= (1 - _FITS_ELSEWHERE) * shared_R)
 
 
 def _costs(logq_RH: np.ndarray, logp_RH: np.ndarray, shortest: int) -> np.ndarray:

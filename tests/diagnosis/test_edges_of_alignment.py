@@ -39,23 +39,30 @@ def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng)
         row[:length] = -rng.exponential(1.0, length)
     partners = [1, 0, 3, 2, 5, 4]
     step_R, prompt_R, sample_R = np.zeros(6, dtype=int), np.array(prompts), np.arange(6)
-    heads = Heads(step_R, prompt_R, sample_R, logq_RH, logq_RH[partners])
+    unknown_RH = np.full_like(logq_RH, np.nan)
+    heads = Heads(step_R, prompt_R, sample_R, logq_RH, logq_RH[partners], unknown_RH)
     exchanges = find_exchanges(heads)
     assert exchanges.partner_R.tolist() == partners
     assert exchanges.exchanged_R.all(), "the first response is a partner like any other"
 
 
-def test_a_response_with_the_same_text_is_no_partner(rng):
-    """Of two equal responses one has stale numbers: the other's fit, which shows nothing."""
+def test_a_response_with_nearly_the_same_text_is_no_partner(rng):
+    """Of two alike, one has stale numbers: the other's fit, which shows nothing. With other tokens
+    it has a copy of the other's.
+    """
     logq_RH = np.full((3, 128), np.nan, dtype=np.float32)
     logq_RH[:, :40] = -rng.exponential(1.0, (3, 40))
     logq_RH[1] = logq_RH[0]
     logp_RH = logq_RH.copy()
     logp_RH[0] -= 0.5
     zero_R = np.zeros(3, dtype=int)
-    exchanges = find_exchanges(Heads(zero_R, zero_R, np.arange(3), logq_RH, logp_RH))
-    assert exchanges.misfit_R.tolist() == [True, False, False]
-    assert exchanges.partner_R.tolist() == [-1, -1, -1]
+    for different, partner in ((0, -1), (12, -1), (13, 1)):  # of 40 tokens
+        ids_RH = np.where(np.isfinite(logq_RH), 7.0, np.nan).astype(np.float32)
+        ids_RH[1, :different] = 8.0
+        heads = Heads(zero_R, zero_R, np.arange(3), logq_RH, logp_RH, ids_RH)
+        exchanges = find_exchanges(heads)
+        assert exchanges.misfit_R.tolist() == [True, False, False]
+        assert exchanges.partner_R.tolist() == [partner, -1, -1], different
 
 
 def test_the_first_128_tokens_of_a_response_are_compared(rng):

@@ -245,9 +245,9 @@ def test_partners_in_other_groups_count_only_if_most_responses_without_one_have_
 
     def partners(logp_RH: np.ndarray) -> list[int]:
         zeros_R = np.zeros(12, dtype=int)
-        return find_exchanges(
-            Heads(zeros_R, np.arange(12), zeros_R, logq_RH, logp_RH)
-        ).partner_R.tolist()
+        unknown_RH = np.full_like(logq_RH, np.nan)
+        heads = Heads(zeros_R, np.arange(12), zeros_R, logq_RH, logp_RH, unknown_RH)
+        return find_exchanges(heads).partner_R.tolist()
 
     assert partners(logp_RH) == [11, *[-1] * 11]
     logp_RH[1] = -rng.exponential(1.0, 40)
