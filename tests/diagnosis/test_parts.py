@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS
@@ -27,6 +28,7 @@ from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 from tests.diagnosis.samples import SampleColumns
+from tests.metrics.batches import make_batch
 
 
 def test_runs_are_those_of_a_plain_loop(rng):
@@ -65,6 +67,17 @@ def test_a_gap_below_the_steps_of_float32_stays_in_a_sample(pools):
     assert sample.logq_T.dtype == sample.logp_T.dtype == np.float64
     tiny_N = np.full(sample.num_counted, 1e-9)
     np.testing.assert_allclose(sample.with_gap(tiny_N).d_N, tiny_N, rtol=1e-5)
+
+
+def test_responses_without_a_column_have_no_value_of_it_and_nothing_seen_before():
+    """The second table has neither prompts nor entropies."""
+    logp, collector = [[-1.0, -2.0, -3.0]], SampleCollector(PAIRS["mismatch"])
+    own = {"logp_recomputed": logp, "response_ids": [[7, 8, 8]]}
+    collector.update(make_batch(logp, entropy_trainer=[[1, 2, 3]], **own), pa.array([[7]]))
+    collector.update(make_batch(logp, step=[1], **own))
+    sample = collector.result()
+    np.testing.assert_array_equal(sample.entropy_T, [1, 2, 3, np.nan, np.nan, np.nan])
+    assert sample.seen_T.tolist() == [True, False, True, False, False, False]
 
 
 def test_a_mean_and_its_error_over_prompts(rng):

@@ -15,6 +15,7 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.metrics import correlation
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
+from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -69,6 +70,18 @@ def test_cutting_a_long_batch_into_slices_changes_nothing(random_batch, monkeypa
     whole = summarise(batch).result()
     monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7, ()))
     assert_close(summarise(batch).result(), whole)
+
+
+def test_slices_have_as_many_measured_tokens_as_they_may(make_batch) -> None:
+    """Of six responses of two tokens the first three are not measured, and cost nothing."""
+    logp = [[-1.0, -1.0]] * 6
+    part = [[np.nan, np.nan]] * 3 + logp[3:]
+    cuts = []
+    for trainer in (logp, part):
+        batch = make_batch(logp, logp_recomputed=trainer)
+        slices = token_gaps(batch, PAIRS["mismatch"], max_tokens=2)
+        cuts.append([(gaps.first, gaps.last) for gaps in slices])
+    assert cuts == [[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)], [(0, 4), (4, 5), (5, 6)]]
 
 
 def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.ranks import ALONE
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.checkpoint import METRICS_FILE
 from mismatch_cli.train.run import RunInProgress
 
@@ -64,6 +65,23 @@ def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> Sim
     run.world = SimpleNamespace(first=first, broadcast=lambda value: value)
     run._has_model = False
     return run
+
+
+@pytest.mark.parametrize("algorithm", ["gbpo", "m2po"])
+def test_only_a_rule_that_looks_at_groups_keeps_them_in_one_minibatch(algorithm):
+    """Two minibatches of each epoch, of four problems with three samples."""
+    config = SimpleNamespace(
+        sampler=SimpleNamespace(samples_per_prompt=3, seed=0),
+        prompts_per_step=4, minibatches=2, epochs=2,
+    )  # fmt: skip
+    learner = SimpleNamespace(algorithm=parse_algorithm(algorithm, training=True))
+    run = SimpleNamespace(config=config, learner=learner, world=ALONE)
+    parts = RunInProgress.minibatches(run, step=0)
+    assert [(part.epoch, part.number) for part in parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for first, other in (parts[:2], parts[2:]):
+        assert len(first.rows) == 6 and sorted(first.rows + other.rows) == list(range(12))
+        problems = {row // 3 for row in first.rows}
+        assert (len(problems) == 2) == (algorithm == "gbpo")
 
 
 @pytest.mark.parametrize(("step", "model", "is_done"), [
