@@ -39,7 +39,6 @@ from mismatch_cli.diagnosis.group_estimates import Mean
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.expected import Expected
 from tests.diagnosis.samples import SampleColumns
-from tests.metrics.batches import log_softmax
 
 
 def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0():
@@ -156,20 +155,6 @@ def test_a_penalty_is_taken_off_a_half_of_the_prompts_as_the_other_half_shows_it
     left_N = penalised(np.tile([2.5, 0.5], 32 * GROUPS), rng).left_N
     assert np.abs(left_N[0::2]).max() == pytest.approx(2.0, abs=0.1)
     assert np.abs(left_N[1::2]).max() < 1e-9
-
-
-def test_a_penalty_without_noise_is_fitted_to_the_top_k_to_the_last_digits(rng):
-    """Five ids are all there are, so π and μ follow from logits that differ by the penalty."""
-    tokens, nats = 8 * GROUPS, -0.3
-    logit_TK, seen_TK = rng.normal(size=(tokens, 5)), rng.random((tokens, 5)) < 0.5
-    logq_TK, logp_TK = log_softmax(logit_TK), log_softmax(logit_TK + nats * seen_TK)
-    columns = {"topk_logq_TK": logq_TK, "topk_logp_TK": logp_TK, "topk_seen_TK": seen_TK}
-    columns |= {"logq_T": logq_TK[:, 0], "logp_T": logp_TK[:, 0], "seen_T": seen_TK[:, 0]}
-    d_N = logp_TK[:, 0] - logq_TK[:, 0]
-    sample = tokens_of(d_N, np.arange(tokens) % GROUPS, **columns)
-    fit = repetition_penalty.from_topk(sample)
-    assert fit.nats == pytest.approx(nats, rel=1e-12)
-    assert np.abs(fit.left_N).max() < 1e-12 < 0.1 < np.abs(d_N).max()
 
 
 @pytest.mark.parametrize(
@@ -451,13 +436,19 @@ def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, 
 
 @pytest.mark.parametrize(
     ("at_cuts", "elsewhere", "last_length", "status"),
-    [(12, 3, 10, "found"), (11, 0, 10, "clear"), (12, 4, 10, "clear"), (12, 3, 9, "clear")],
-    ids=["at the limits", "too few", "too many elsewhere", "too many cuts"],
+    [
+        (12, 3, 10, "found"),
+        (12, 0, 10, "found"),
+        (11, 0, 10, "clear"),
+        (12, 4, 10, "clear"),
+        (12, 3, 9, "clear"),
+    ],
+    ids=["four fifths", "just enough", "too few", "too many elsewhere", "too many cuts"],
 )
 def test_twelve_outlying_tokens_show_cuts_at_a_fifth_of_all(
     at_cuts, elsewhere, last_length, status
 ):
-    """Twenty sequences of ten tokens are cut in two: at 0 and 5."""
+    """Twenty sequences, of which half is the response, are cut in four: at 0 and 5 of its ten."""
     length_S = np.array([10] * 19 + [last_length])
     response_T = np.repeat(np.arange(20), length_S)
     position_T = np.arange(len(response_T)) - 10 * response_T
@@ -465,11 +456,14 @@ def test_twelve_outlying_tokens_show_cuts_at_a_fifth_of_all(
     d_N[np.flatnonzero(position_T == 5)[:at_cuts]] = 10
     d_N[np.flatnonzero(position_T == 3)[:elsewhere]] = 10
     sample = tokens_of(
-        d_N, response_T, response_T=response_T, length_S=length_S, prompt_length_S=0 * length_S,
-        axis_N=lambda _: position_T,
+        d_N, response_T, response_T=response_T, length_S=length_S, prompt_length_S=length_S,
+        axis_N=lambda _: position_T + length_S[response_T],
     )  # fmt: skip
-    evidence = SimpleNamespace(sample=sample, readings=None)
-    assert context_parallel.check(evidence).status == status
+    finding = context_parallel.check(SimpleNamespace(sample=sample, readings=None))
+    assert (finding.check, finding.status) == ("context-parallel", status)
+    if status == "found":
+        wrong = np.flatnonzero((position_T == 5) & (d_N > 1)).tolist()
+        assert np.flatnonzero(np.isnan(finding.left_N)).tolist() == wrong
 
 
 @pytest.mark.parametrize(
@@ -478,10 +472,11 @@ def test_twelve_outlying_tokens_show_cuts_at_a_fifth_of_all(
         (-5.0, -0.1, 0.01, "found"),
         (0.0, -5.0, 0.01, "found"),
         (-0.1, -5.0, 0.01, "clear"),
+        (np.linspace(-0.1, 0.0, 20), -5.0, 0.01, "clear"),
         (-0.9, -0.1, 0.01, "clear"),
         (-5.0, -0.1, 0.5, "clear"),
     ],
-    ids=["impossible", "certain", "likely", "expected by both", "gaps everywhere"],
+    ids=["impossible", "certain", "likely", "once certain", "expected by both", "gaps everywhere"],
 )
 def test_a_token_in_all_responses_is_forced_if_the_engine_could_not_choose(
     logq, logp, elsewhere, status

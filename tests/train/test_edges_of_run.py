@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.processes.ranks import ALONE
+from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.checkpoint import METRICS_FILE
 from mismatch_cli.train.run import RunInProgress
@@ -67,7 +67,7 @@ def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> Sim
     return run
 
 
-@pytest.mark.parametrize("algorithm", ["gbpo", "m2po"])
+@pytest.mark.parametrize("algorithm", ["gbpo", "m2po", "ppo"])
 def test_only_a_rule_that_looks_at_groups_keeps_them_in_one_minibatch(algorithm):
     """Two minibatches of each epoch, of four problems with three samples."""
     config = SimpleNamespace(
@@ -75,13 +75,20 @@ def test_only_a_rule_that_looks_at_groups_keeps_them_in_one_minibatch(algorithm)
         prompts_per_step=4, minibatches=2, epochs=2,
     )  # fmt: skip
     learner = SimpleNamespace(algorithm=parse_algorithm(algorithm, training=True))
-    run = SimpleNamespace(config=config, learner=learner, world=ALONE)
-    parts = RunInProgress.minibatches(run, step=0)
+    parts, first_half, second_half = (
+        RunInProgress.minibatches(
+            SimpleNamespace(config=config, learner=learner, world=world), step=0
+        )
+        for world in (ALONE, World(0, 2), World(1, 2))
+    )
     assert [(part.epoch, part.number) for part in parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for first, other in (parts[:2], parts[2:]):
         assert len(first.rows) == 6 and sorted(first.rows + other.rows) == list(range(12))
         problems = {row // 3 for row in first.rows}
         assert (len(problems) == 2) == (algorithm == "gbpo")
+    # Each rank has its own problems
+    assert [part.rows for part in first_half] == [[r for r in p.rows if r < 6] for p in parts]
+    assert [part.rows for part in second_half] == [[r - 6 for r in p.rows if r >= 6] for p in parts]
 
 
 @pytest.mark.parametrize(("step", "model", "is_done"), [
