@@ -636,6 +636,15 @@ def test_the_column_and_the_quantity_that_it_holds_are_named(rng):
     assert match.inside_S.all() and match.left_T == pytest.approx(0)
 
 
+@pytest.mark.parametrize(("tokens", "shows"), [(5, False), (6, True)])
+def test_a_response_of_six_tokens_shows_what_its_column_holds(tokens, shows, rng):
+    logq_T = rng.uniform(-0.8, -0.2, tokens * 40)
+    entropy_T = rng.uniform(1.0, 3.0, tokens * 40)
+    sample = quantity_sample(logq_T, -entropy_T, entropy_T, 40)
+    matches = another_quantity._matches(sample, "logp_trainer")
+    assert ("minus the entropy" in [match.quantity for match in matches]) == shows
+
+
 def quantity_sample(logq_T, logp_T, entropy_T, responses):
     tokens = len(logq_T) // responses
     response_T = np.repeat(np.arange(responses), tokens)

@@ -76,12 +76,15 @@ def test_slices_have_as_many_measured_tokens_as_they_may(make_batch) -> None:
     """Of six responses of two tokens the first three are not measured, and cost nothing."""
     logp = [[-1.0, -1.0]] * 6
     part = [[np.nan, np.nan]] * 3 + logp[3:]
-    cuts = []
-    for trainer in (logp, part):
+    for trainer, cuts in ((logp, [0, 1, 2, 3, 4, 5, 6]), (part, [0, 4, 5, 6])):
         batch = make_batch(logp, logp_recomputed=trainer)
-        slices = token_gaps(batch, PAIRS["mismatch"], max_tokens=2)
-        cuts.append([(gaps.first, gaps.last) for gaps in slices])
-    assert cuts == [[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)], [(0, 4), (4, 5), (5, 6)]]
+        places = []
+        for gaps in token_gaps(batch, PAIRS["mismatch"], max_tokens=2):
+            assert (gaps.first, gaps.last) in pairwise(cuts)
+            response_N, position_N = gaps.places()
+            places += zip(gaps.first + response_N, position_N, strict=True)
+        first = 0 if trainer is logp else 3
+        assert places == [(response, place) for response in range(first, 6) for place in (0, 1)]
 
 
 def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
@@ -65,6 +66,26 @@ def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> Sim
     run.world = SimpleNamespace(first=first, broadcast=lambda value: value)
     run._has_model = False
     return run
+
+
+@pytest.mark.parametrize(
+    ("stated", "unstated", "warns"),
+    [(0, 4, True), (0, 0, True), (1, 3, True), (2, 2, False), (3, 1, False)],
+)
+def test_most_responses_without_an_answer_are_said_once(stated, unstated, warns):
+    messages: list[str] = []
+    config = SimpleNamespace(
+        task=SimpleNamespace(reward=None), turns=SimpleNamespace(environment=None),
+        sampler=SimpleNamespace(max_tokens=9),
+    )  # fmt: skip
+    run = SimpleNamespace(
+        config=config, say=messages.append, _answers=(5, 1), _warned_of_answers=False
+    )
+    responses = SimpleNamespace(truncated_S=np.zeros(4, dtype=bool), reward_S=np.zeros(4))
+    for step in (1, 2):
+        answers = (5 + step * stated, 1 + step * unstated)
+        RunInProgress._warn_of_no_answers(run, answers, responses)
+    assert len(messages) == warns
 
 
 @pytest.mark.parametrize("algorithm", ["gbpo", "m2po", "ppo"])
