@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS
+from mismatch_cli.diagnosis import far_responses
 from mismatch_cli.diagnosis.checks import (
     another_quantity,
     attention,
@@ -28,6 +29,7 @@ from mismatch_cli.diagnosis.checks import (
     sharp_onset,
     stale_weights,
     temperature,
+    truncated_support,
     uniform_mixture,
     values,
 )
@@ -618,6 +620,26 @@ def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():
     sample = SampleColumns(axis_N=lambda _: position_N, u_N=1 + 0.1 * position_N)
     share_N = position_drift._share_without_context_N(sample)
     assert share_N == pytest.approx(1 / (1 + 0.1 * position_N), rel=1e-6)
+
+
+@pytest.mark.parametrize(("outside", "status"), [(2, "clear"), (3, "found")])
+def test_a_trainer_truncates_if_more_than_two_in_a_thousand_tokens_are_impossible(outside, status):
+    """It gives all the others more than the engine does."""
+    d_N = np.full(1000 - outside, 0.1)
+    sample = tokens_of(d_N, np.arange(len(d_N)) % GROUPS, topk_logq_TK=None)
+    counts = SimpleNamespace(out_of_support=outside)
+    finding = truncated_support.check(SimpleNamespace(sample=sample, counts=counts))
+    assert finding.status == status
+    if status == "found":
+        assert finding.effect == pytest.approx(np.exp(-0.1))
+
+
+def test_the_gap_of_seven_tokens_is_noise():
+    """Of two responses only the one of eight tokens has a relative gap, capped at 3 per token."""
+    response_T = np.repeat([0, 1], [7, 8])
+    u_N = np.where(np.arange(15) == 14, 10.0, 1.0)
+    sample = tokens_of(u_N, response_T, response_T=response_T, num_responses=2)
+    assert far_responses._relative_gap_S(sample) == pytest.approx([np.nan, 10 / 8], nan_ok=True)
 
 
 @pytest.mark.parametrize(("error", "words"), [(0.3, "no power"), (0.01, "a kept mass of ≤ 0.9")])

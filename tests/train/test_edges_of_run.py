@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.probe.tasks.answers import no_answers, without_answer
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.checkpoint import METRICS_FILE
@@ -69,10 +70,16 @@ def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> Sim
 
 
 @pytest.mark.parametrize(
-    ("stated", "unstated", "warns"),
-    [(0, 4, True), (0, 0, True), (1, 3, True), (2, 2, False), (3, 1, False)],
+    ("stated", "unstated", "warning"),
+    [
+        (0, 4, [no_answers(4, 1, 9)]),
+        (0, 0, [no_answers(4, 1, 9)]),
+        (1, 3, [without_answer(3, 4)]),
+        (2, 2, []),
+        (3, 1, []),
+    ],
 )
-def test_most_responses_without_an_answer_are_said_once(stated, unstated, warns):
+def test_most_responses_without_an_answer_are_said_once(stated, unstated, warning):
     messages: list[str] = []
     config = SimpleNamespace(
         task=SimpleNamespace(reward=None), turns=SimpleNamespace(environment=None),
@@ -81,11 +88,11 @@ def test_most_responses_without_an_answer_are_said_once(stated, unstated, warns)
     run = SimpleNamespace(
         config=config, say=messages.append, _answers=(5, 1), _warned_of_answers=False
     )
-    responses = SimpleNamespace(truncated_S=np.zeros(4, dtype=bool), reward_S=np.zeros(4))
+    responses = SimpleNamespace(truncated_S=np.arange(4) == 0, reward_S=np.zeros(4))
     for step in (1, 2):
         answers = (5 + step * stated, 1 + step * unstated)
         RunInProgress._warn_of_no_answers(run, answers, responses)
-    assert len(messages) == warns
+    assert messages == warning
 
 
 @pytest.mark.parametrize("algorithm", ["gbpo", "m2po", "ppo"])

@@ -24,7 +24,7 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train import tracking
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.metrics_table import flat
-from mismatch_cli.train.tracking import TRACKERS, TrackSettings, open_trackers, tracker_names
+from mismatch_cli.train.tracking import TRACKERS, open_trackers, tracker_names
 from mismatch_cli.train.train_config import load_config
 from tests.paths import ROOT
 from tests.processes.kept import kept
@@ -333,10 +333,6 @@ def test_these_are_the_trackers_of_accelerate():
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     assert set(TRACKERS) == set(LOGGER_TYPE_TO_CLASS) == {*NAMES, *CALLS}
-
-
-def test_a_run_without_trackers_has_their_project_and_no_name():
-    assert TrackSettings() == TrackSettings(track=None, project="mismatch-cli", name=None)
 
 
 def test_trackers_are_checked_first(monkeypatch):
