@@ -115,8 +115,9 @@ def test_only_a_rule_that_looks_at_groups_keeps_them_in_one_minibatch(algorithm)
         problems = {row // 3 for row in first.rows}
         assert (len(problems) == 2) == (algorithm == "gbpo")
     # Each rank has its own problems
-    assert [part.rows for part in first_half] == [[r for r in p.rows if r < 6] for p in parts]
-    assert [part.rows for part in second_half] == [[r - 6 for r in p.rows if r >= 6] for p in parts]
+    for part, first, second in zip(parts, first_half, second_half, strict=True):
+        assert first.rows == [row for row in part.rows if row < 6]
+        assert second.rows == [row - 6 for row in part.rows if row >= 6]
 
 
 @pytest.mark.parametrize(("step", "model", "is_done"), [

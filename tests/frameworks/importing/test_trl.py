@@ -199,7 +199,7 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
         MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide trl"
     ):
         imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
-    # That of a response without a token is no log-probability
+    # A response without a token has none, whatever its list
     empty, without = map(single, real_rows(2))
     empty |= {"completion_ids": [], "sampling_per_token_logps": []}
     without["sampling_per_token_logps"] = None
