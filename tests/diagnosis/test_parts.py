@@ -23,7 +23,12 @@ from mismatch_cli.diagnosis.checks import (
 )
 from mismatch_cli.diagnosis.counts import Counts, in_runs
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import (
+    Mean,
+    is_share_above,
+    mean_over_prompts,
+    slope_over_prompts,
+)
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
@@ -95,6 +100,17 @@ def test_a_mean_and_its_error_over_prompts(rng):
 def test_too_few_prompts_have_no_error(rng):
     assert mean_over_prompts(rng.normal(size=30), np.zeros(30, dtype=int)).error == np.inf
     assert mean_over_prompts(np.zeros(0), np.zeros(0, dtype=int)).count == 0
+
+
+def test_a_share_is_above_a_limit_by_two_standard_errors():
+    """Of 32 prompts with a weight of 4 each, half have all of it in the chosen token, half have 2:
+    a share of 0.75 ± 0.045.
+    """
+    group_N = np.repeat(np.arange(GROUPS), 2)
+    chosen_N = np.tile([True, False], GROUPS)
+    weight_N = np.tile([4.0, 0.0, 2.0, 2.0], GROUPS // 2)
+    assert is_share_above(chosen_N, weight_N, group_N, 0.65)
+    assert not is_share_above(chosen_N, weight_N, group_N, 0.67)
 
 
 def test_a_slope_through_the_origin(rng):
