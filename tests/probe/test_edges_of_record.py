@@ -53,3 +53,30 @@ def test_a_chat_template_makes_conversations_of_problems(tmp_path, monkeypatch, 
     with pytest.raises(InterruptedError), sampler:
         pass
     assert options["chat"] == (chat_template is not None)
+
+
+def test_a_shard_begins_with_the_number_of_its_first_response(tmp_path, monkeypatch):
+    """Of five prompts with three samples, two prompts a shard; nothing is done yet."""
+    events = []
+
+    @contextmanager
+    def sampling(_, total, done, __):
+        events.append((total, done))
+        yield None
+
+    def sample_shard(plan, *_, first_response, **__):
+        events.append((len(plan.problems), first_response))
+
+    monkeypatch.setattr(rollouts, "sample_shard", sample_shard)
+    settings = SimpleNamespace(samples_per_prompt=3, max_tokens=8, seed=0)
+    config = SimpleNamespace(sampler=settings, prompts_per_shard=2)
+    sampler = SimpleNamespace(
+        encoded=SimpleNamespace(problems=list("abcde"), prompt_ids=[[1]] * 5),
+        ranks=SimpleNamespace(own=list, world=SimpleNamespace(barrier=lambda: None)),
+        progress=SimpleNamespace(sampling=sampling),
+        _promise=lambda *_: {},
+        engine=None,
+        grader=None,
+    )
+    assert rollouts.Sampler.sample(sampler, config, tmp_path, {}) == {}
+    assert events == [(15, 0), (2, 0), (2, 6), (1, 12)]
