@@ -622,6 +622,18 @@ def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():
     assert share_N == pytest.approx(1 / (1 + 0.1 * position_N), rel=1e-6)
 
 
+@pytest.mark.parametrize(("inside", "shows"), [(0, True), (20, False)])
+@pytest.mark.parametrize("side", ["logq_T", "logp_T"])
+def test_impossible_tokens_are_at_the_end_if_few_are_elsewhere(side, inside, shows):
+    """The last tokens of twenty responses, and none or twenty others."""
+    columns = {name: np.full(100, -1.0) for name in ("logq_T", "logp_T")}
+    last_T = np.arange(100) % 5 == 4
+    columns[side][last_T] = -np.inf
+    columns[side][np.flatnonzero(~last_T)[:inside]] = -np.inf
+    evidence = SimpleNamespace(sample=SampleColumns(last_T=last_T, **columns))
+    assert ("at the end of responses" in values._at_the_end(evidence)) == shows
+
+
 @pytest.mark.parametrize(("outside", "status"), [(2, "clear"), (3, "found")])
 def test_a_trainer_truncates_if_more_than_two_in_a_thousand_tokens_are_impossible(outside, status):
     """It gives all the others more than the engine does."""
