@@ -138,12 +138,9 @@ def _whole_members(kind: str, inside_R: np.ndarray, all_R: np.ndarray) -> _Membe
     inside_K = np.bincount(np.searchsorted(present, inside_R), minlength=len(all_K))
     mostly_K = 2 * inside_K > all_K
     odd = int(np.where(mostly_K, all_K - inside_K, inside_K).sum())
-    whole = int(mostly_K.sum())
-    if not 0 < whole < len(present) < len(all_R):
-        return None
     if odd > _IMPURE * min(len(inside_R), len(all_R) - len(inside_R)):
         return None
-    ways = math.comb(len(present), whole) * math.comb(len(all_R), odd)
+    ways = math.comb(len(present), int(mostly_K.sum())) * math.comb(len(all_R), odd)
     if _CHANCE * ways > math.comb(len(all_R), len(inside_R)):
         return None
     return _Members(kind, present[mostly_K].tolist(), present.tolist())

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS
+from mismatch_cli.diagnosis import far_responses
 from mismatch_cli.diagnosis.checks import (
     another_quantity,
     attention,
     constant_offset,
     context_parallel,
+    forced_tokens,
     growth_over_steps,
     heavy_tail,
     lm_head,
@@ -27,6 +29,7 @@ from mismatch_cli.diagnosis.checks import (
     sharp_onset,
     stale_weights,
     temperature,
+    truncated_support,
     uniform_mixture,
     values,
 )
@@ -435,6 +438,69 @@ def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, 
     assert named.startswith(side) and bool(named) == bool(side)
 
 
+@pytest.mark.parametrize(
+    ("at_cuts", "elsewhere", "last_length", "status"),
+    [
+        (12, 3, 10, "found"),
+        (12, 0, 10, "found"),
+        (11, 0, 10, "clear"),
+        (12, 4, 10, "clear"),
+        (12, 3, 9, "clear"),
+    ],
+    ids=["four fifths", "just enough", "too few", "too many elsewhere", "too many cuts"],
+)
+def test_twelve_outlying_tokens_show_cuts_at_a_fifth_of_all(
+    at_cuts, elsewhere, last_length, status
+):
+    """Twenty sequences, of which half is the response, are cut in four: at 0 and 5 of its ten."""
+    length_S = np.array([10] * 19 + [last_length])
+    response_T = np.repeat(np.arange(20), length_S)
+    position_T = np.arange(len(response_T)) - 10 * response_T
+    d_N = np.full(len(response_T), 0.1)
+    d_N[np.flatnonzero(position_T == 5)[:at_cuts]] = 10
+    d_N[np.flatnonzero(position_T == 3)[:elsewhere]] = 10
+    sample = tokens_of(
+        d_N, response_T, response_T=response_T, length_S=length_S, prompt_length_S=length_S,
+        axis_N=lambda _: position_T + length_S[response_T],
+    )  # fmt: skip
+    finding = context_parallel.check(SimpleNamespace(sample=sample, readings=None))
+    assert (finding.check, finding.status) == ("context-parallel", status)
+    if status == "found":
+        wrong = np.flatnonzero((position_T == 5) & (d_N > 1)).tolist()
+        assert np.flatnonzero(np.isnan(finding.left_N)).tolist() == wrong
+
+
+@pytest.mark.parametrize(
+    ("logq", "logp", "elsewhere", "status"),
+    [
+        (-5.0, -0.1, 0.01, "found"),
+        (0.0, -5.0, 0.01, "found"),
+        (-0.1, -5.0, 0.01, "clear"),
+        (np.linspace(-0.1, 0.0, 20), -5.0, 0.01, "clear"),
+        (-0.9, -0.1, 0.01, "clear"),
+        (-5.0, -0.1, 0.5, "clear"),
+    ],
+    ids=["impossible", "certain", "likely", "once certain", "expected by both", "gaps everywhere"],
+)
+def test_a_token_in_all_responses_is_forced_if_the_engine_could_not_choose(
+    logq, logp, elsewhere, status
+):
+    """The second of four tokens in twenty responses; all other ids differ."""
+    ids_T, position_T = np.arange(80), np.arange(80) % 4
+    d_N = np.full(80, elsewhere)
+    logq_T = np.full(80, -1.0)
+    ids_T[1::4], logq_T[1::4], d_N[1::4] = 99, logq, logp - logq
+    sample = tokens_of(
+        d_N, position_T, position_T=position_T, response_ids_T=ids_T, logq_T=logq_T,
+        logp_T=logq_T + d_N, left_without=lambda forced_T: np.where(forced_T, np.nan, d_N),
+    )  # fmt: skip
+    finding = forced_tokens.check(SimpleNamespace(sample=sample))
+    assert finding.status == status
+    if status == "found":
+        assert np.flatnonzero(np.isnan(finding.left_N)).tolist() == list(range(1, 80, 4))
+        assert dict(finding.evidence)["mean −log μ there, nats"] == pytest.approx(-logq)
+
+
 @pytest.mark.parametrize(("tokens", "shows"), [(7, False), (8, True)])
 def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, shows, rng):
     """Its gap is all of the step from the earlier checkpoint, with a little noise."""
@@ -558,6 +624,38 @@ def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():
     assert share_N == pytest.approx(1 / (1 + 0.1 * position_N), rel=1e-6)
 
 
+@pytest.mark.parametrize(("inside", "shows"), [(0, True), (20, False)])
+@pytest.mark.parametrize("side", ["logq_T", "logp_T"])
+def test_impossible_tokens_are_at_the_end_if_few_are_elsewhere(side, inside, shows):
+    """The last tokens of twenty responses, and none or twenty others."""
+    columns = {name: np.full(100, -1.0) for name in ("logq_T", "logp_T")}
+    last_T = np.arange(100) % 5 == 4
+    columns[side][last_T] = -np.inf
+    columns[side][np.flatnonzero(~last_T)[:inside]] = -np.inf
+    evidence = SimpleNamespace(sample=SampleColumns(last_T=last_T, **columns))
+    assert ("at the end of responses" in values._at_the_end(evidence)) == shows
+
+
+@pytest.mark.parametrize(("outside", "status"), [(2, "clear"), (3, "found")])
+def test_a_trainer_truncates_if_more_than_two_in_a_thousand_tokens_are_impossible(outside, status):
+    """It gives all the others more than the engine does."""
+    d_N = np.full(1000 - outside, 0.1)
+    sample = tokens_of(d_N, np.arange(len(d_N)) % GROUPS, topk_logq_TK=None)
+    counts = SimpleNamespace(out_of_support=outside)
+    finding = truncated_support.check(SimpleNamespace(sample=sample, counts=counts))
+    assert finding.status == status
+    if status == "found":
+        assert finding.effect == pytest.approx(np.exp(-0.1))
+
+
+def test_the_gap_of_seven_tokens_is_noise():
+    """Of two responses only the one of eight tokens has a relative gap, capped at 3 per token."""
+    response_T = np.repeat([0, 1], [7, 8])
+    u_N = np.where(np.arange(15) == 14, 10.0, 1.0)
+    sample = tokens_of(u_N, response_T, response_T=response_T, num_responses=2)
+    assert far_responses._relative_gap_S(sample) == pytest.approx([np.nan, 10 / 8], nan_ok=True)
+
+
 @pytest.mark.parametrize(("error", "words"), [(0.3, "no power"), (0.01, "a kept mass of ≤ 0.9")])
 def test_a_truncation_is_found_only_where_the_mean_ratio_is_known(error, words):
     assert words in OneSided(Mean(1.0, error, 100, 32), gap=0.01, steep=0.0).power
@@ -572,6 +670,15 @@ def test_the_column_and_the_quantity_that_it_holds_are_named(rng):
     (match, *_) = another_quantity._matches(sample, "logp_trainer")
     assert (match.side, match.quantity) == ("logp_trainer", "minus the entropy")
     assert match.inside_S.all() and match.left_T == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("tokens", "shows"), [(5, False), (6, True)])
+def test_a_response_of_six_tokens_shows_what_its_column_holds(tokens, shows, rng):
+    logq_T = rng.uniform(-0.8, -0.2, tokens * 40)
+    entropy_T = rng.uniform(1.0, 3.0, tokens * 40)
+    sample = quantity_sample(logq_T, -entropy_T, entropy_T, 40)
+    matches = another_quantity._matches(sample, "logp_trainer")
+    assert ("minus the entropy" in [match.quantity for match in matches]) == shows
 
 
 def quantity_sample(logq_T, logp_T, entropy_T, responses):

@@ -56,6 +56,13 @@ def test_exact_zeros_are_sampled_if_the_other_side_finds_them_as_probable_as_the
     assert not ZeroCounts(zeros_surprise=6.1, **rest).are_sampled
 
 
+def test_zeros_are_legitimate_as_far_as_those_beside_them_are_doubted():
+    """A quarter of 64 zeros, like of the nearly certain tokens, and three standard deviations."""
+    beside = {"zeros": 64, "nearly": 8, "nearly_uncertain": 2}
+    assert ZeroCounts(tokens=16 + 12, **beside).are_legitimate
+    assert not ZeroCounts(tokens=16 + 13, **beside).are_legitimate
+
+
 def test_the_largest_value_above_0_is_that_of_its_side():
     """A log-softmax in low precision ends 0.125 nats above 0."""
     counters = ("step", "epoch", "minibatch", "version_rollout", "version_trainer")

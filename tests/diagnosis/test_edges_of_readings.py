@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mismatch_cli.diagnosis import hypotheses, other_weights
+from mismatch_cli.diagnosis import hypotheses, other_weights, readings
 from mismatch_cli.diagnosis.checks import attended_padding
 from mismatch_cli.diagnosis.readings import Reading, Readings, Survey
 from tests.diagnosis.samples import SampleColumns
@@ -43,6 +43,34 @@ def test_a_factor_is_searched_beside_the_one_that_leaves_least():
     assert all(1.0 <= factor <= 6.0 for factor in tried)
     assert tried[-1] == pytest.approx(3.0, rel=0.05)
     assert factors_tried(1.1) == [], "none helps"
+
+
+@pytest.mark.parametrize(
+    ("lefts", "counts"),
+    [
+        ([1.0, 0.5, 0.05], []),
+        ([1.0, 0.8, 0.9], range(1, 5)),
+        ([1.0, 0.5, 0.4], range(2, 5)),
+        ([1.0, 1.0, 1.0], []),
+    ],
+    ids=["it is exact", "beside the second", "beside the last", "none helps"],
+)
+def test_counts_of_padding_are_tried_beside_the_one_that_leaves_least(lefts, counts, monkeypatch):
+    """First 1, 2 and 4 tokens of padding."""
+    monkeypatch.setattr(readings, "PADDINGS", (1, 2, 4))
+    first = [hypotheses.padded(count, 0).name for count in (1, 2, 4)]
+    stub = SimpleNamespace(
+        _model=SimpleNamespace(
+            config=SimpleNamespace(),
+            longest_prompt=9,
+            scored={(name, True): None for name in first},
+        ),
+        _left_on_few=lambda hypothesis: lefts[first.index(hypothesis.name)],
+        _while_helping=lambda paddings: [next(paddings)],
+    )
+    names = [hypothesis.name for hypothesis in Readings._padding(stub)]
+    to_length = [] if min(lefts) < 0.1 else [hypotheses.padded_to(9, 0).name]
+    assert names == first + to_length + [hypotheses.padded(count, 0).name for count in counts]
 
 
 def test_tensors_that_a_side_may_lack_are_put_back(tmp_path):

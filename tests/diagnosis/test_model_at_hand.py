@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lab.pool import Pool
 from lab.variants import model_at_hand
 from mismatch_cli.diagnosis import hypotheses
 from mismatch_cli.diagnosis.diagnose import diagnose
-from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to
+from mismatch_cli.diagnosis.model import AS_RECORDED, ModelAtHand, rounded_to
 from mismatch_cli.diagnosis.readings import Readings
 from tests.diagnosis.conftest import (
     MODEL,
@@ -87,6 +88,18 @@ def test_trainer_numbers_that_its_model_does_not_give_are_called_so(few):
     broken.use("weights0.1")
     first = judged_with_model(broken).first_cause
     assert first.check == "not-reproduced" and first.explains > 0.95
+
+
+def test_a_model_reads_128_responses_from_the_first_to_the_last():
+    zero_S = np.zeros(1000, dtype=int)
+    sample = SimpleNamespace(
+        num_responses=1000, step_S=zero_S, prompt_id_S=np.arange(1000), sample_index_S=zero_S,
+        length_S=zero_S + 1,
+    )  # fmt: skip
+    prompts = {(0, number, 0): [1] for number in range(1000)}
+    read = ModelAtHand(sample, prompts, load=lambda: None).responses
+    assert len(read) == 128 and (read[0], read[-1]) == (0, 999)
+    assert set(np.diff(read)) == {7, 8}
 
 
 def test_other_weights_in_the_engine_stay_a_set(few):

@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS
@@ -22,11 +23,17 @@ from mismatch_cli.diagnosis.checks import (
 )
 from mismatch_cli.diagnosis.counts import Counts, in_runs
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import (
+    Mean,
+    is_share_above,
+    mean_over_prompts,
+    slope_over_prompts,
+)
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 from tests.diagnosis.samples import SampleColumns
+from tests.metrics.batches import make_batch
 
 
 def test_runs_are_those_of_a_plain_loop(rng):
@@ -67,6 +74,17 @@ def test_a_gap_below_the_steps_of_float32_stays_in_a_sample(pools):
     np.testing.assert_allclose(sample.with_gap(tiny_N).d_N, tiny_N, rtol=1e-5)
 
 
+def test_responses_without_a_column_have_no_value_of_it_and_nothing_seen_before():
+    """The second table has neither prompts nor entropies."""
+    logp, collector = [[-1.0, -2.0, -3.0]], SampleCollector(PAIRS["mismatch"])
+    own = {"logp_recomputed": logp, "response_ids": [[7, 8, 8]]}
+    collector.update(make_batch(logp, entropy_trainer=[[1, 2, 3]], **own), pa.array([[7]]))
+    collector.update(make_batch(logp, step=[1], **own))
+    sample = collector.result()
+    np.testing.assert_array_equal(sample.entropy_T, [1, 2, 3, np.nan, np.nan, np.nan])
+    assert sample.seen_T.tolist() == [True, False, True, False, False, False]
+
+
 def test_a_mean_and_its_error_over_prompts(rng):
     """The error covers the truth when tokens of a prompt are correlated."""
     covered = 0
@@ -82,6 +100,17 @@ def test_a_mean_and_its_error_over_prompts(rng):
 def test_too_few_prompts_have_no_error(rng):
     assert mean_over_prompts(rng.normal(size=30), np.zeros(30, dtype=int)).error == np.inf
     assert mean_over_prompts(np.zeros(0), np.zeros(0, dtype=int)).count == 0
+
+
+def test_a_share_is_above_a_limit_by_two_standard_errors():
+    """Of 128 prompts with a weight of 4 each, half have all in the chosen token, half have 2:
+    a share of 0.75 ± 0.022.
+    """
+    group_N = np.repeat(np.arange(GROUPS), 2)
+    chosen_N = np.tile([True, False], GROUPS)
+    weight_N = np.tile([4.0, 0.0, 2.0, 2.0], GROUPS // 2)
+    assert is_share_above(chosen_N, weight_N, group_N, 0.70)
+    assert not is_share_above(chosen_N, weight_N, group_N, 0.71)
 
 
 def test_a_slope_through_the_origin(rng):

@@ -246,6 +246,8 @@ def test_a_fault_in_any_or_in_all_responses_has_no_place(bf16_pool, rng):
     ([0, 1, *range(2, 42, 2)], ""),  # a pair, and half of ten others
     ([0, 1], ""),
     (range(0, 100, 5), ""),
+    ([], ""),
+    (range(100), ""),
     (range(20), "all of 10 of 50 prompts"),
 ])  # fmt: skip
 def test_what_responses_share_by_chance_is_not_named(inside, words):

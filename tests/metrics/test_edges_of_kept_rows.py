@@ -1,10 +1,16 @@
-"""Rows that lead back to prompts with large ids."""
+"""Rows that lead back to prompts with large ids, and which of them are kept."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.retained_rows import ScatterSample, WorstTokens
+from mismatch_cli.metrics.retained_rows import (
+    RESPONSE_ROW,
+    TOKEN_ROW,
+    ScatterSample,
+    SmallestRows,
+    WorstTokens,
+)
 from tests.metrics.summaries import filled
 
 LARGE = 2**62 + 1
@@ -28,3 +34,21 @@ def test_a_scatter_plot_has_twenty_thousand_tokens_and_five_thousand_responses(m
         "tokens": 20_000,
         "responses": 5000,
     }
+
+
+def test_hashes_are_compared_to_their_last_bits() -> None:
+    """In float32 these are equal, and the first would stay."""
+    hash_N = np.array([2**62, 2**62 - 2**12], dtype=np.uint64)
+    for dtype in (TOKEN_ROW, RESPONSE_ROW):
+        smallest = SmallestRows(dtype, 1)
+        rows = np.zeros(2, dtype=dtype)
+        rows["step"] = [1, 2]
+        smallest.offer_hashed(hash_N, rows.take)
+        assert smallest.rows()["step"].tolist() == [2]
+
+
+def test_a_response_is_in_the_scatter_plot_from_its_first_token_in_support(make_batch) -> None:
+    logq = [[-1.0], [-1.0], [-1.0, -1.0]]
+    batch = make_batch(logq, logp_recomputed=[[-2.0], [-np.inf], [-2.0, -3.0]])
+    responses = filled(ScatterSample(), batch).result()["responses"]
+    assert sorted(zip(responses["length"], responses["d_sum"], strict=True)) == [(1, -1), (2, -3)]

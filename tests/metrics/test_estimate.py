@@ -32,6 +32,8 @@ def test_values_that_json_cannot_hold() -> None:
     ("value", "floor", "answer"),
     [
         (6.0, 2.0, 3.0),
+        (6.0, -2.0, -3.0),
+        (1.0, 1e-7, 1 / 1e-7),
         (1.0, 9e-8, BELOW_RESOLUTION),
         (1.0, 0.0, BELOW_RESOLUTION),
         (None, 1.0, None),

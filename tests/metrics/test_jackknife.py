@@ -9,6 +9,9 @@ import pytest
 
 from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import (
+    ABOVE_1,
+    ABOVE_MINUS_1,
+    CORRELATION,
     FEW_DECIDE,
     FEW_PROMPTS,
     NO_SPREAD,
@@ -60,6 +63,18 @@ def test_the_interval_moves_with_its_value(scale):
     x = np.random.default_rng(2).gamma(2, size=40)
     one, ten = (interval(factor * x.mean(), factor * _without(x), 40, scale) for factor in (1, 10))
     assert (10 * one.low, 10 * one.high) == (pytest.approx(ten.low), pytest.approx(ten.high))
+
+
+@pytest.mark.parametrize(
+    ("scale", "x"),
+    [(SIGNED, -2), (POSITIVE, 3), (ABOVE_1, 1.5), (ABOVE_MINUS_1, -0.5), (SHARE, 0.2),
+     (CORRELATION, 0.6)],
+    ids=["signed", "positive", "above 1", "above −1", "share", "correlation"],
+)  # fmt: skip
+def test_a_scale_has_the_slope_and_the_inverse_of_its_transformation(scale, x):
+    beside = x + np.array([-1e-5, 1e-5])
+    assert scale.slope(x) == pytest.approx(np.ptp(scale.to(beside)) / np.ptp(beside), rel=1e-6)
+    assert scale.back(scale.to(beside)) == pytest.approx(beside, rel=1e-12)
 
 
 @pytest.mark.parametrize("power", [-400, 600, 1000])

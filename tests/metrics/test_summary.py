@@ -15,6 +15,7 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.metrics import correlation
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
+from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -69,6 +70,21 @@ def test_cutting_a_long_batch_into_slices_changes_nothing(random_batch, monkeypa
     whole = summarise(batch).result()
     monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7, ()))
     assert_close(summarise(batch).result(), whole)
+
+
+def test_slices_have_as_many_measured_tokens_as_they_may(make_batch) -> None:
+    """Of six responses of two tokens the first three are not measured, and cost nothing."""
+    logp = [[-1.0, -1.0]] * 6
+    part = [[np.nan, np.nan]] * 3 + logp[3:]
+    for trainer, cuts in ((logp, [0, 1, 2, 3, 4, 5, 6]), (part, [0, 4, 5, 6])):
+        batch = make_batch(logp, logp_recomputed=trainer)
+        places = []
+        for gaps in token_gaps(batch, PAIRS["mismatch"], max_tokens=2):
+            assert (gaps.first, gaps.last) in pairwise(cuts)
+            response_N, position_N = gaps.places()
+            places += zip(gaps.first + response_N, position_N, strict=True)
+        first = 0 if trainer is logp else 3
+        assert places == [(response, place) for response in range(first, 6) for place in (0, 1)]
 
 
 def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> None:

@@ -77,6 +77,13 @@ def test_an_equal_trainer_has_full_sample_size_and_zero_chi2() -> None:
     assert result["ess_sequence"].value == 1 and result["chi2_sequence"].value == 0
 
 
+def test_a_token_without_an_entropy_is_in_neither_its_sum_nor_its_count(make_batch) -> None:
+    batch = make_batch([[-1.0] * 3], logp_recomputed=[[-1.0] * 3], entropy_trainer=[[1, np.nan, 3]])
+    (gaps,) = token_gaps(batch, PAIRS["mismatch"])
+    (sums_M,) = token_sums(gaps)
+    assert (sums_M[INDEX["entropy"]], sums_M[INDEX["entropy_n"]]) == (4, 2)
+
+
 def test_the_square_of_a_ratio_is_finite_where_float32_ends(make_batch) -> None:
     """r = e^59 = 4e25, which float32 can hold, and its square, which it cannot."""
     batch = make_batch([[-60.0, -1.0]], logp_recomputed=[[-1.0, -1.0]])

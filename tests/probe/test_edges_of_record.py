@@ -1,4 +1,4 @@
-"""Which probes make the engine give its full distributions."""
+"""Which probes make the engine give its full distributions, and what their grader is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mismatch_cli.probe import record
+from mismatch_cli.probe import record, rollouts
 from mismatch_cli.probe.full_divergence import Distributions
 
 
@@ -33,3 +33,50 @@ def test_one_response_is_enough_for_full_distributions(tmp_path, monkeypatch, re
     answer = record._sample(config, tmp_path, {}, distributions, None, None)
     assert answer == {"shards": 1}
     assert events == ["checked"] * full + [full]
+
+
+@pytest.mark.parametrize("chat_template", [None, "{{ messages }}"])
+def test_a_chat_template_makes_conversations_of_problems(tmp_path, monkeypatch, chat_template):
+    """The grader, which comes before the engine, hands them to a reward function."""
+    options = {}
+
+    def grader(_, **words):
+        options.update(words)
+        raise InterruptedError
+
+    monkeypatch.setattr(rollouts, "Grader", grader)
+    task = SimpleNamespace(reward=None, seconds=9, template="chat", answer_format="", grader="")
+    tokenizer = SimpleNamespace(decode=str, chat_template=chat_template)
+    sampler = rollouts.loaded_sampler(
+        SimpleNamespace(task=task), tmp_path, [], tokenizer, None, fresh=True
+    )
+    with pytest.raises(InterruptedError), sampler:
+        pass
+    assert options["chat"] == (chat_template is not None)
+
+
+def test_a_shard_begins_with_the_number_of_its_first_response(tmp_path, monkeypatch):
+    """Of five prompts with three samples, two prompts a shard; nothing is done yet."""
+    events = []
+
+    @contextmanager
+    def sampling(_, total, done, __):
+        events.append((total, done))
+        yield None
+
+    def sample_shard(plan, *_, first_response, **__):
+        events.append((len(plan.problems), first_response))
+
+    monkeypatch.setattr(rollouts, "sample_shard", sample_shard)
+    settings = SimpleNamespace(samples_per_prompt=3, max_tokens=8, seed=0)
+    config = SimpleNamespace(sampler=settings, prompts_per_shard=2)
+    sampler = SimpleNamespace(
+        encoded=SimpleNamespace(problems=list("abcde"), prompt_ids=[[1]] * 5),
+        ranks=SimpleNamespace(own=list, world=SimpleNamespace(barrier=lambda: None)),
+        progress=SimpleNamespace(sampling=sampling),
+        _promise=lambda *_: {},
+        engine=None,
+        grader=None,
+    )
+    assert rollouts.Sampler.sample(sampler, config, tmp_path, {}) == {}
+    assert events == [(15, 0), (2, 0), (2, 6), (1, 12)]

@@ -310,6 +310,18 @@ def test_small_differences_survive_in_float32() -> None:
     torch.testing.assert_close(kl.double(), truth_kl, rtol=2e-2, atol=1e-10)
 
 
+@pytest.mark.parametrize("change", [1e-4, -1e-4])
+@pytest.mark.parametrize("mass", [0.1, 0.5, 0.9])
+def test_the_others_share_a_small_change_in_float32(mass: float, change: float) -> None:
+    """One rank and all others: the binary divergence, from the same numbers in float64."""
+    logq_T, logp_T = torch.tensor([[mass], [mass + change]]).log()
+    mu, pi = logq_T.double().exp().item(), logp_T.double().exp().item()
+    kl = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+    columns = logq_T[:, None], logp_T[:, None]
+    _, kl_T = dv.topk_divergences(logq_T, logp_T, *columns, torch.tensor([True]))
+    assert kl_T.item() == pytest.approx(kl, rel=2e-5)
+
+
 def test_ranks_outside_a_truncated_support_belong_to_the_others() -> None:
     mu = torch.tensor([[0.7, 0.3, 0.0]]).log()
     pi = torch.tensor([[0.6, 0.3, 0.05]]).log()  # another 0.05 is outside the top-3

@@ -91,6 +91,7 @@ def test_which_rules_look_at_batches() -> None:
     assert {
         rule.scope for name, row in ROWS.items() for rule in row.batch_rules if name != "gbpo"
     } == {"batch"}
+    assert [name for name, row in ROWS.items() if row.looks_at_groups] == ["gbpo"]
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)

@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.processes.ranks import ALONE
+from mismatch_cli.probe.tasks.answers import no_answers, without_answer
+from mismatch_cli.processes.ranks import ALONE, World
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.checkpoint import METRICS_FILE
 from mismatch_cli.train.run import RunInProgress
 
@@ -64,6 +67,57 @@ def at_checkpoint(folder: Path, step: int, first: bool, monkeypatch: Any) -> Sim
     run.world = SimpleNamespace(first=first, broadcast=lambda value: value)
     run._has_model = False
     return run
+
+
+@pytest.mark.parametrize(
+    ("stated", "unstated", "warning"),
+    [
+        (0, 4, [no_answers(4, 1, 9)]),
+        (0, 0, [no_answers(4, 1, 9)]),
+        (1, 3, [without_answer(3, 4)]),
+        (2, 2, []),
+        (3, 1, []),
+    ],
+)
+def test_most_responses_without_an_answer_are_said_once(stated, unstated, warning):
+    messages: list[str] = []
+    config = SimpleNamespace(
+        task=SimpleNamespace(reward=None), turns=SimpleNamespace(environment=None),
+        sampler=SimpleNamespace(max_tokens=9),
+    )  # fmt: skip
+    run = SimpleNamespace(
+        config=config, say=messages.append, _answers=(5, 1), _warned_of_answers=False
+    )
+    responses = SimpleNamespace(truncated_S=np.arange(4) == 0, reward_S=np.zeros(4))
+    for step in (1, 2):
+        answers = (5 + step * stated, 1 + step * unstated)
+        RunInProgress._warn_of_no_answers(run, answers, responses)
+    assert messages == warning
+
+
+@pytest.mark.parametrize("algorithm", ["gbpo", "m2po", "ppo"])
+def test_only_a_rule_that_looks_at_groups_keeps_them_in_one_minibatch(algorithm):
+    """Two minibatches of each epoch, of four problems with three samples."""
+    config = SimpleNamespace(
+        sampler=SimpleNamespace(samples_per_prompt=3, seed=0),
+        prompts_per_step=4, minibatches=2, epochs=2,
+    )  # fmt: skip
+    learner = SimpleNamespace(algorithm=parse_algorithm(algorithm, training=True))
+    parts, first_half, second_half = (
+        RunInProgress.minibatches(
+            SimpleNamespace(config=config, learner=learner, world=world), step=0
+        )
+        for world in (ALONE, World(0, 2), World(1, 2))
+    )
+    assert [(part.epoch, part.number) for part in parts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for first, other in (parts[:2], parts[2:]):
+        assert len(first.rows) == 6 and sorted(first.rows + other.rows) == list(range(12))
+        problems = {row // 3 for row in first.rows}
+        assert (len(problems) == 2) == (algorithm == "gbpo")
+    # Each rank has its own problems
+    for part, first, second in zip(parts, first_half, second_half, strict=True):
+        assert first.rows == [row for row in part.rows if row < 6]
+        assert second.rows == [row - 6 for row in part.rows if row >= 6]
 
 
 @pytest.mark.parametrize(("step", "model", "is_done"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from mismatch_cli.train.metrics_table import (
     renew_table,
     write_table,
 )
+from mismatch_cli.train.tracking import Trackers
 
 RECORD = {
     "step": 3, "reward": 0.5, "grad_norm": None, "mismatch": {"k3": 1e-5, "k1": float("inf")},
@@ -96,3 +98,17 @@ def test_a_half_written_line_waits(cut, tmp_path):
     path.write_bytes(whole)
     rest, end = records_from(path, offset)
     assert [record["step"] for record in first + rest] == [1, 2] and end == len(whole)
+
+
+def test_trackers_get_each_step_once_as_soon_as_its_line_is_whole(tmp_path):
+    """The second half of a line comes later."""
+    steps = []
+    trackers = SimpleNamespace(
+        children={"a tracker": None}, _offset=0, log=lambda *step: steps.append(step)
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    for text in ('{"step": 1, "loss": 0.5}\n{"step": 2, ', '"loss": 0.25}\n'):
+        with metrics.open("a", encoding="utf-8") as file:
+            file.write(text)
+        Trackers.follow(trackers, metrics)
+    assert steps == [(1, {"train/loss": 0.5}), (2, {"train/loss": 0.25})]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.train.task import EncodedProblem, Task
+from mismatch_cli.train.task import EncodedProblem, Task, _grader, check_runs
 from mismatch_cli.train.train_config import load_config
 from tests.train.small_runs import SMALL, game_file, run
 
@@ -113,6 +114,30 @@ def test_bad_data_is_reported_before_an_engine_loads(changes, said, tmp_path, mo
         run(tmp_path / "run", **changes)
 
 
+@pytest.mark.parametrize(
+    ("refused", "said", "accepted"),
+    [
+        (
+            {"algorithm": "gbpo", "minibatches": 5},
+            "gbpo needs all samples of a problem together, and 4 problems",
+            [{"algorithm": "gbpo", "minibatches": 4}, {"algorithm": "m2po", "minibatches": 5}],
+        ),
+        (
+            {"algorithm": "ppo-ewma"},
+            "ppo-ewma needs a moving average",
+            [{"algorithm": "ppo-ewma", "average_decay": 0.5}, {"algorithm": "ppo"}],
+        ),
+    ],
+    ids=["complete groups", "an average of the weights"],
+)
+def test_what_an_algorithm_needs_is_checked_before_the_run(refused, said, accepted):
+    """With four problems in each step."""
+    for changes in accepted:
+        check_runs([load_config("miniature", SMALL | changes)])
+    with pytest.raises(UsageError, match=said):
+        check_runs([load_config("miniature", SMALL | refused)])
+
+
 def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def length(response):\n    return len(response)\n", encoding="utf-8"
@@ -131,6 +156,15 @@ def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_p
     assert reward([*text, end], "stop") == reward(text, "length") == 4
     assert reward([end], "stop") == 0  # an empty response
     task.grader.stop()
+
+
+@pytest.mark.parametrize("chat_template", [None, "{{ messages }}"])
+def test_a_chat_template_makes_conversations_of_problems(chat_template, monkeypatch):
+    """Of which the grader hands a reward function the answers as messages."""
+    monkeypatch.setattr("mismatch_cli.train.task.Grader", lambda _, **options: options["chat"])
+    tokenizer = SimpleNamespace(decode=str, chat_template=chat_template)
+    config = load_config("miniature", SMALL)
+    assert _grader(config, tokenizer) == (chat_template is not None)
 
 
 def test_generated_episodes_are_evaluated_under_their_own_name(tokenizer, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.options import settings_of
+from mismatch_cli.train.tracking import TrackSettings
 from mismatch_cli.train.train_config import (
     TrainConfig,
     load_config,
@@ -48,6 +49,10 @@ def test_the_settings_of_runs_on_record_are_read(saved):
 
 def test_flags_win_over_the_preset():
     assert load_config("miniature", {"steps": 7}).steps == 7
+
+
+def test_a_run_without_trackers_has_their_project_and_no_name():
+    assert TrackSettings() == TrackSettings(track=None, project="mismatch-cli", name=None)
 
 
 def test_every_setting_has_a_help_text():

@@ -106,7 +106,7 @@ def _is_part(name: str) -> bool:
 
 def _is_tuple(value: Any) -> bool:
     """Whether a list is `[log-prob, id, text]` rather than a list of values of one kind."""
-    if not isinstance(value, list) or not 1 < len(value) <= _TUPLE:
+    if not isinstance(value, list) or len(value) > _TUPLE:
         return False
     are_numbers = [isinstance(entry, int | float) for entry in value]
     return any(are_numbers) and not all(are_numbers)

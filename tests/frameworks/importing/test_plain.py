@@ -309,6 +309,15 @@ def test_a_row_without_a_key_does_not_change_its_neighbors(tmp_path):
     assert table.column("sample_index").to_pylist() == [0, 1, 3, 2]  # its position, 3, is taken
 
 
+def test_keys_that_no_row_has_are_0(tmp_path):
+    keys = ("step", "epoch", "minibatch", "version_rollout", "version_trainer", "sample_index")
+    needed = ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
+    row = {name: real_rows(1)[0][name] for name in needed}
+    table, _ = imported(write_lines(tmp_path / "d.jsonl", [row]), into=tmp_path / "trace")
+    assert {name: table.column(name).to_pylist() for name in keys} == {key: [0] for key in keys}
+    assert table.column("finish_reason").to_pylist() == ["unknown"]
+
+
 def test_the_version_of_a_row_does_not_depend_on_its_neighbors(tmp_path):
     rows = real_rows(5)
     more = [{}, {"logp_recomputed": rows[1]["logp_recomputed"]}, {"version_rollout": 5},

@@ -199,6 +199,12 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
         MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide trl"
     ):
         imported(write_lines(tmp_path / "d.jsonl", [dump]), into=tmp_path / "trace")
+    # A response without a token has none, whatever its list
+    empty, without = map(single, real_rows(2))
+    empty |= {"completion_ids": [], "sampling_per_token_logps": []}
+    without["sampling_per_token_logps"] = None
+    with pytest.raises(MismatchError, match="no sampling_per_token_logps"):
+        imported(write_lines(tmp_path / "n.jsonl", [empty, without]), into=tmp_path / "trace")
     # Added by hand: not a name of TRL's
     dump["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
     with pytest.raises(

@@ -135,7 +135,8 @@ def test_verl(monkeypatch, tmp_path):
             assert row["loss_mask"] == arrays[f"loss_mask/{number}"].astype(bool).tolist()
             assert row["logp_rollout"] == near(arrays[f"rollout_log_probs/{number}"])
             assert row["logp_trainer"] == near(arrays[f"old_log_probs/{number}"])
-            assert row["reward"] == number % 2 and (row["step"], row["version_rollout"]) == (7, 6)
+            assert row["reward"] == number % 2 and row["step"] == 7
+            assert row["version_rollout"] == row["version_trainer"] == 6
     manifest = Trace.open(tmp_path / "recorded").manifest
     assert manifest["rollout"]["dtype"] == "bfloat16" and manifest["config"]["sampling"] == {
         "temperature": 0.8

@@ -4,9 +4,12 @@ over which intervals are taken.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from mismatch_cli.metrics.clipping.breakdown import BlockedCells
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample
 from mismatch_cli.metrics.clipping.masked_slice import apply_masks
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, world
 
@@ -23,3 +26,28 @@ def test_both_breakdowns_have_every_token_under_its_prompt():
     assert (cells.by_mu.sum(axis=-1) == cells.by_position.sum(axis=-1)).all()
     assert (cells.by_mu[0].sum(axis=(0, 2)) == tokens_G).all()
     assert np.count_nonzero(tokens_G) > 5
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_the_sample_of_judged_tokens_has_their_columns(recomputed):
+    """In the order of their hashes; only tokens with an advantage are judged."""
+    needs = replace(PLAIN, recomputed=recomputed)
+    ((judged,),) = apply_masks(world(0, 20), needs, plain_algorithms(), {})
+    sample = JudgedSample()
+    sample.update(judged)
+    rows, gaps = sample.rows(), judged.gaps
+    order = np.argsort(gaps.token_hash_N)
+    order = order[judged.judged_N[order]]
+    recomputed_N = (
+        gaps.column("logp_recomputed_T") if recomputed else np.full(len(gaps.logq_N), np.nan)
+    )
+    columns = {
+        "logp_rollout": gaps.logq_N,
+        "logp_trainer": gaps.logp_N,
+        "logp_recomputed": recomputed_N,
+        "advantage": judged.advantage_N,
+        "blocked_by": judged.blocked_by_N,
+    }
+    assert 0 < len(rows) == len(order) < len(gaps.logq_N)
+    for name, column_N in columns.items():
+        np.testing.assert_array_equal(rows[name], column_N[order], err_msg=name)

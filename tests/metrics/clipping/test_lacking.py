@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.json_form import to_json
+from mismatch_cli.metrics.clipping.masked_slice import Needs, policies_of
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise, world
 
@@ -89,3 +92,17 @@ def test_a_missing_top_k_list_does_not_count():
     result = checked(replace(batch, topk_logp_trainer_TK=topk))
     t = brute.counted(batch, EVERYTHING)
     assert result["counts"]["tokens"] == int(((t["s"] >= 10) & (t["A"] != 0)).sum())
+
+
+@pytest.mark.parametrize("name", ["recomputed", "entropy_T", "average"])
+def test_policies_have_the_columns_that_are_needed_and_no_others(make_batch, name):
+    columns = {"logp_trainer": -2, "logp_recomputed": -3, "entropy_trainer": 4, "logp_average": -5}
+    batch = make_batch([[-1]], **{column: [[value]] for column, value in columns.items()})
+    (gaps,) = token_gaps(batch, PAIRS["total"])
+    needs = Needs(advantages=False, recomputed=False, top_k=0)
+    policies = policies_of(gaps, replace(needs, **{name.removesuffix("_T"): True}))
+    values = {"recomputed": -3, "entropy_T": 4, "average": -5}
+    assert (policies.rollout, policies.trainer) == (-1, -2)
+    assert {other: getattr(policies, other) for other in values} == {
+        other: value if other == name else None for other, value in values.items()
+    }

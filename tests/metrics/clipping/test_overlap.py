@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import defaultdict
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_more_than_1024_patterns_keep_the_examples_of_1024():
     assert len(patterns) == 1024
     assert (np.unique(overlap.examples["pattern"], return_counts=True)[1] <= 3).all()
     assert overlap.both.sum(axis=0)[0, 0] == len(judged.blocked[0])
+
+
+def test_a_pattern_has_its_examples_however_its_tokens_are_cut_into_slices():
+    """Three algorithms block four tokens each; of each, the third smallest hash comes last."""
+    (judged,) = judged_slices(world(0, 10), PLAIN, plain_algorithms()[:1])
+    by_hash = np.argsort(judged.gaps.token_hash_N)[:12].reshape(3, 4)
+    arriving = [iter(tokens[[0, 1, 3, 2]]) for tokens in by_hash]
+    overlap = Overlap(3)
+    for algorithm in (0, 1, 1, 1, 0, 0, 2, 2, 2, 0, 1, 2):
+        alone = copy(judged)
+        alone.blocked = [by_hash[0, :0]] * 3
+        alone.blocked[algorithm] = np.array([next(arriving[algorithm])])
+        overlap.update(alone)
+    hash_U = judged.gaps.token_hash_N[by_hash[:, :3].ravel()]
+    assert overlap.examples["hash"].tolist() == hash_U.tolist()
 
 
 def test_64_algorithms_have_a_bit_each():

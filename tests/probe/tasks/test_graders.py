@@ -12,7 +12,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import reward_variables
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
-from mismatch_cli.probe.tasks._oat_worker import equal
+from mismatch_cli.probe.tasks._oat_worker import _no_difference, _verified, equal
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.manifest import read_manifest
 
@@ -111,3 +111,17 @@ def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch)
     assert run(["probe", "--resume", "--quiet", "-o", str(folder)]) == 0
     manifest = read_manifest(folder / "trace")
     assert manifest["config"]["grader"] == manifest["flags"]["grader"] == "oat"
+
+
+def test_math_verify_does_not_read_an_answer_that_repeats_itself():
+    """On either side: 1 plus a hundred zeros, which is 1 like 1 plus two."""
+    long = "1" + "+0" * 100
+    assert _verified("1+0+0", "1") and _verified("1", "1+0+0")
+    assert not _verified(long, "1") and not _verified("1", long)
+
+
+def test_sympy_reads_powers_and_roots():
+    assert _no_difference("(x^2)-(x*x)") and _no_difference("(sqrt(8))-(2sqrt(2))")
+    assert not _no_difference("(x^2)-(2x)")
+    # Three letters are one too many, but those of a root do not count
+    assert not _no_difference("(abc)-(abc)") and _no_difference("(sqrt(ab))-(sqrt(ab))")

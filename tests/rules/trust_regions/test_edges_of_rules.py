@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules import decisions as _rules
 from mismatch_cli.rules import trust_regions
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.rules.trust_regions import veto
 
 
 def test_a_number_of_ranks_is_from_1_to_2_to_the_20():
@@ -31,3 +34,11 @@ def trust_region(compared, advantage_T, *, limit=0.5):
     region = trust_regions.find(str(path))
     assert trust_regions.thresholds(region) == {"limit": 0.5}
     assert region.Decision is trust_regions.Decision
+
+
+def test_a_veto_without_a_lower_bound_keeps_a_response_with_a_token_of_ratio_0():
+    logq_T, logp_T, advantage_T = np.array([[-1, -1, -1], [-np.inf, -1, -2], [1, 1, 1]], float)
+    compared = Policies(logq_T, logp_T, None, np.array([0, 2, 3])).compare(TRAINER_ROLLOUT)
+    for band_low, keep in ((0.0, [True, True, True]), (0.1, [False, False, True])):
+        decision = veto.trust_region(compared, advantage_T, band_low=band_low)
+        assert decision.keep_T.tolist() == keep

@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.studies.watch_state import WatchState
+from mismatch_cli.train.studies.common_steps import CommonSteps
 from mismatch_cli.train.studies.runs import PartialRun, TrainingRun, read_runs
 
 
@@ -131,3 +132,18 @@ def test_a_run_has_collapsed_below_half_of_a_best_reward_above_0(
     """Half of a negative reward is higher: a steady run would be below it."""
     records = [{"reward": reward} for reward in [best] * 20 + [final] * 20]
     assert TrainingRun("x", "x", 0, records).has_collapsed == collapsed
+
+
+@pytest.mark.parametrize(
+    ("runs", "shortest"),
+    [
+        ([(0,), (0, 1)], [0]),
+        ([(1, 2), (1, 2, 3), (1, 2)], [0, 2]),
+        ([(1, 2), (1, 2)], []),
+        ([(1,), (2, 3)], []),
+    ],
+    ids=["at step 0", "two of three", "all", "nothing in common"],
+)
+def test_runs_that_end_at_the_last_common_step_are_the_shortest(runs, shortest) -> None:
+    steps = CommonSteps([run_of(*numbers) for numbers in runs])
+    assert [run.step_N.tolist() for run in steps.shortest] == [list(runs[i]) for i in shortest]
