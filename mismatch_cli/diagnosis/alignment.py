@@ -294,9 +294,8 @@ class HeadCollector(Accumulator):
         """Add one table; of a response used several times, the first use."""
         step_S, prompt_id_S, index_S = batch.step_S, batch.prompt_id_S, batch.sample_index_S
         hash_S = hash_keys(step_S, prompt_id_S, seed=4)
-        logq_T = getattr(batch, self._pair.reference)
-        logp_T = getattr(batch, self._pair.current)
-        ids_T = batch.response_ids_T
+        sides = (self._pair.reference, self._pair.current)
+        columns = [*(getattr(batch, side) for side in sides), batch.response_ids_T]
         below_S = hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))
         for s in np.flatnonzero(below_S).tolist():
             key = (int(hash_S[s]), int(step_S[s]), int(prompt_id_S[s]), int(index_S[s]))
@@ -305,9 +304,7 @@ class HeadCollector(Accumulator):
                 continue
             start, stop = batch.offset_S1[s : s + 2].tolist()
             head = slice(start, min(stop, start + HEAD_TOKENS))
-            mask_H = batch.loss_mask_T[head]
-            ids_H = np.full(0, np.nan) if ids_T is None else ids_T[head]
-            self._rows[key] = _heads((logq_T[head], logp_T[head], ids_H), mask_H)
+            self._rows[key] = _heads(columns, head, batch.loss_mask_T[head])
             if len(self._rows) > 2 * self._most:
                 self._shrink()
 
@@ -338,12 +335,14 @@ class HeadCollector(Accumulator):
         return Heads(*keys_R3.T, *heads_R3H.transpose(1, 0, 2))
 
 
-def _heads(values: Sequence[np.ndarray], mask_H: np.ndarray) -> np.ndarray:
-    """The values of the tokens that count, one row for each column, NaN elsewhere."""
-    heads = np.full((len(values), HEAD_TOKENS), np.nan, dtype=np.float32)
-    for head, value_H in zip(heads, values, strict=True):
-        usable_H = mask_H[: len(value_H)] & np.isfinite(value_H)
-        head[: len(value_H)][usable_H] = value_H[usable_H]
+def _heads(columns: Sequence[np.ndarray | None], tokens: slice, mask_H: np.ndarray) -> np.ndarray:
+    """Some tokens of the columns, a row for each; NaN where they do not count, or are unknown."""
+    heads = np.full((len(columns), HEAD_TOKENS), np.nan, dtype=np.float32)
+    for head, column in zip(heads, columns, strict=True):
+        if column is not None:
+            values = column[tokens]
+            usable_H = mask_H & np.isfinite(values)
+            head[: len(values)][usable_H] = values[usable_H]
     return heads
 
 
