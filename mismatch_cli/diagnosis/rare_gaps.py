@@ -1,4 +1,4 @@
-"""Whether the gap is on few tokens because rounded logits differ by a whole step or not at all.
+"""Whether the gap is on few tokens, since rounded logits differ by a whole step or are equal.
 
 A confident policy has few tokens that can move, and 16 bits move few of these: the gap of a
 response, a prompt or a step is then that of one or two tokens, and no shape of it means a fault.

@@ -310,11 +310,13 @@ def _left_by(sample: Sample, fit: TemperatureFit, betas: np.ndarray) -> tuple[np
     """
     beta_N = betas[sample.half_N]
     known_NK, rest_N, likeliest_N = _known_and_rest(sample, use_topk=fit.topk)
-    powers_N = np.exp(beta_N[:, None] * known_NK).sum(axis=1)
     bounds = []
-    for spread in (0.0, _SPREAD):
-        rest_power_N = rest_N * np.exp((beta_N - 1) * (likeliest_N - spread))
-        bounds.append(beta_N * sample.logq_N - np.log(powers_N + rest_power_N))
+    # What a certain policy fits may be any β
+    with np.errstate(over="ignore", invalid="ignore"):
+        powers_N = np.exp(beta_N[:, None] * known_NK).sum(axis=1)
+        for spread in (0.0, _SPREAD):
+            rest_power_N = rest_N * np.exp((beta_N - 1) * (likeliest_N - spread))
+            bounds.append(beta_N * sample.logq_N - np.log(powers_N + rest_power_N))
     left_N = beyond(sample, bounds)
     return left_N, 1 - float(np.abs(left_N).sum()) / float(np.abs(sample.d_N).sum())
 
