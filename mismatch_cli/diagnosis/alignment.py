@@ -151,16 +151,14 @@ def aligned(
     if gap < _REAL:
         lag = _whole_lag(logq_T, logp_T, counts_T, unshifted_T, gap)
         return gap, lag, 0, lag != 0
-    best_left, best_lag, best_start = gap, 0, 0
     before_T1 = np.concatenate([[0.0], np.nancumsum(unshifted_T)])
-    for lag in LAGS:
-        left, start = _best_start(before_T1, _cost(logq_T, logp_T, counts_T, lag))
-        if left < best_left:
-            best_left, best_lag, best_start = left, lag, start
-    better = best_left < _FITS_BETTER * gap
-    if best_left > _FITS * gap:
+    fits = {lag: _best_start(before_T1, _cost(logq_T, logp_T, counts_T, lag)) for lag in LAGS}
+    best = min(fits, key=lambda lag: fits[lag][0])
+    left, start = fits[best]
+    better = left < _FITS_BETTER * gap
+    if left > _FITS * gap:
         return gap, 0, 0, better
-    return gap, best_lag, best_start, better
+    return gap, best, start, better
 
 
 def _whole_lag(

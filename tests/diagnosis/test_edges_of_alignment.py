@@ -29,6 +29,8 @@ def test_a_response_in_step_or_too_short_for_a_shift_begins_none(rng):
     late_T = np.concatenate([[-1.0], logq_T[:-1]])
     lag_1 = aligned(logq_T, late_T, np.ones(40, dtype=bool), 0.15)
     assert lag_1[1:] == (1, 0, True)
+    unlike = aligned(logq_T, -rng.exponential(1.0, 40), np.ones(40, dtype=bool), 0.15)
+    assert unlike[1:] == (0, 0, False)
 
 
 def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng):

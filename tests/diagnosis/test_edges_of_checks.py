@@ -121,6 +121,13 @@ def test_steps_that_scatter_widely_show_no_growth(rng):
     assert steady.effect > 2
 
 
+def test_growth_needs_four_steps(rng):
+    assert growth([1.0, 1.5, 2.0, 2.5], rng).status == "found"
+    too_few = growth([1.0, 1.5, 2.0], rng)
+    assert (too_few.check, too_few.status) == ("growth-over-steps", "untested")
+    assert too_few.reason == "needs at least 4 steps, the trace has 3"
+
+
 def test_a_clear_answer_names_the_growth_that_would_have_shown(rng):
     """Steps that scatter more would have shown less; of noise alone nothing can be said."""
     quiet = growth([1.0, 1.02, 0.98, 1.01, 1.0, 0.99], rng)

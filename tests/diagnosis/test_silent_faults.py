@@ -115,6 +115,23 @@ def test_equal_rewards_and_varying_advantages_are_not_compared(rng):
     assert credit.varying == 1
 
 
+@pytest.mark.parametrize(
+    ("rewards", "advantages", "count", "against", "permuted"),
+    [
+        ([1, 0, 2], [0, 1, 1e5], 3, 0.5, True),
+        ([0, 1, 1e5], [1e5, 1, 0], 2, 1.5, True),
+        ([0, 1, 1e5], [1e5, 5e4, 0], 2, 2, False),
+    ],
+    ids=["equal advantages", "equal rewards, too", "equal rewards alone"],
+)
+def test_a_hundred_thousandth_of_the_spread_is_no_difference(
+    rewards, advantages, count, against, permuted
+):
+    """1 of 100,000, to the bit."""
+    pairs = credit_of(np.array([advantages]), np.array([rewards], dtype=float)).pairs()
+    assert (pairs.count_G, pairs.against_G, pairs.permuted_G) == ([count], [against], [permuted])
+
+
 def test_credit_of_pieces_is_that_of_the_whole(rng):
     rewards_PS, advantages_PS = rewards_and_advantages(rng)
     turned_PS = rng.permuted(advantages_PS, axis=1)

@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.options import build
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.probe import full_divergence
-from mismatch_cli.probe.config import RolloutConfig
+from mismatch_cli.probe.config import ProbeConfig, RolloutConfig
 from mismatch_cli.probe.full_divergence import Distributions
 from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.trace.reader import Trace
@@ -188,6 +190,17 @@ def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_
     assert run([*PROBE, *FULL, *flags, "--output", str(tmp_path / "run")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "trace").exists()
+
+
+def test_the_disk_needs_four_bytes_for_every_token_of_the_vocabulary(monkeypatch, tmp_path):
+    """At every token of five responses of 40; a byte less has room for four of them."""
+    config = build(ProbeConfig, {"engine": "hf", "full_divergence": 5, "max_tokens": 40})
+    needed = 4 * 2048 * 40 * 5
+    monkeypatch.setattr(full_divergence, "_free_disk", lambda _: needed)
+    full_divergence.check_room(config, 2048, tmp_path)
+    monkeypatch.setattr(full_divergence, "_free_disk", lambda _: needed - 1)
+    with pytest.raises(MismatchError, match="Use at most --full-divergence 4, "):
+        full_divergence.check_room(config, 2048, tmp_path)
 
 
 @pytest.mark.slow

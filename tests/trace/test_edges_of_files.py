@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.trace.files import write_atomically, write_named
+from mismatch_cli.trace.files import open_to_append, write_atomically, write_named
 
 
 def named(path: Path, text: str) -> None:
     write_named(path, text, replace=False)
 
 
-@pytest.mark.parametrize("write", [write_atomically, named])
+def append(path: Path, text: str) -> None:
+    with open_to_append(path) as file:
+        file.write(text.encode())
+
+
+@pytest.mark.parametrize("write", [write_atomically, named, append])
 def test_a_text_file_may_be_read_and_written_but_not_executed(
     write: Callable[[Path, str], None], tmp_path: Path
 ) -> None:
@@ -41,3 +46,15 @@ def test_what_a_shell_has_opened_is_written_and_not_replaced(folder: str, tmp_pa
         file.seek(0)
         assert file.read() == "new"
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_only_our_own_name_of_a_file_grows(tmp_path: Path) -> None:
+    """The file of the other name, a hard link, stays as it was."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    theirs.write_text("old\n", encoding="utf-8")
+    os.link(theirs, ours)
+    append(ours, "first\n")
+    append(ours, "second\n")
+    assert ours.read_text(encoding="utf-8") == "old\nfirst\nsecond\n"
+    assert theirs.read_text(encoding="utf-8") == "old\n"
+    assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]

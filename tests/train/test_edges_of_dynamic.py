@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.options import build
-from mismatch_cli.train.dynamic import with_other_problems
+from mismatch_cli.train.dynamic import PromptGroup, with_other_problems
 from mismatch_cli.train.step import Step
 from mismatch_cli.train.train_config import TrainConfig
 
@@ -46,3 +46,9 @@ def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
 def test_no_more_problems_are_sampled_than_the_step_needs(own, expected, sampled):
     step = learned_from(own, ["c", "same again"], ["e", "f"], ["g", "h"])
     assert step == (expected, sampled)
+
+
+@pytest.mark.parametrize(("rewards", "teaches"), [([0, 0.5, 1], True), ([0.5, 0.5, 0.5], False)])
+def test_a_group_teaches_though_one_of_its_responses_has_the_mean_reward(rewards, teaches):
+    reward_S = np.array(rewards)
+    assert PromptGroup(None, [None] * 3, reward_S, reward_S - 0.5).teaches == teaches

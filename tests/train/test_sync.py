@@ -275,6 +275,19 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
         prove(2e-4)
 
 
+def test_weights_are_scored_again_only_for_a_dtype_that_rounds_them():
+    """In float32, or in a dtype that nobody says, there is nothing to compare with."""
+    trainer: Any = SimpleNamespace(model=None, dtype=None)
+    logp_T = np.array([-1.0, -2.0])
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1, 2], logp_T))]
+    for exact, dtype, answer in ((False, None, "undecidable"), (True, torch.float32, "proven")):
+        weight_sync = WeightSync(STILL, trainer, exact=exact, token_budget=1, dtype=dtype)
+        for step in (1, 2):
+            weight_sync.load(step)
+            weight_sync.score_before_update(step, samples)
+            assert weight_sync.prove(step, samples, [logp_T]) == {"sync": answer}
+
+
 def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch):
     """Ten times the gap of before, but from few tokens: three standard errors reach it."""
     trainer = make_learner().trainer

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import trainer as trainer_module
+from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.layout import micro_batches, other_shape, pad_right
-from mismatch_cli.models.scoring.proven_head import candidates
+from mismatch_cli.models.scoring.proven_head import _equals, candidates
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 from tests.models.plain_torch import at_sampled, logits_of
@@ -318,6 +319,20 @@ def test_a_scale_of_0_or_1_in_a_config_scales_nothing(
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
     heads_read = list(candidates(model, torch.zeros(3, 2), None))
     assert [(head.multiplier, head.divisor) for head in heads_read] == heads
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 1.0), (torch.float32, 1e-4)])
+def test_a_head_may_differ_from_its_model_by_two_roundings_of_the_largest_logit(
+    dtype: torch.dtype, most: float
+) -> None:
+    """Token 0 is certain, the others have a logit of −64, which bfloat16 rounds to half a nat."""
+    weight_VH = torch.full((97, 1), -64.0, dtype=dtype)
+    weight_VH[0] = 0.0
+    hidden_LH = torch.ones(24, 1, dtype=dtype)
+    for share, equal in ((0.9, True), (1.1, False)):
+        full_LV = weight_VH.float().T.repeat(24, 1)
+        full_LV[5, 1:] += share * most
+        assert _equals(Head(weight_VH, None), hidden_LH, full_LV) == equal
 
 
 @pytest.mark.parametrize(

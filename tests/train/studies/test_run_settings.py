@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mismatch_cli.train.studies.run_settings import BEFORE, settings_of_runs, task_of
-from mismatch_cli.train.studies.training import TrainingAnalysis, what_was_trained
+from mismatch_cli.train.studies.training import TrainingAnalysis, steps_of, what_was_trained
 from mismatch_cli.train.train_config import TrainConfig
-from tests.train.training_runs import make_run
+from tests.train.training_runs import make_run, run_of
 
 MOE, DENSE = "Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base"
 
@@ -115,3 +115,10 @@ def test_at_most_three_models_and_sets_of_problems_are_named(number, models, pro
     """Each once, however many runs have it."""
     runs = [make_run(model=f"/models/m{n}", dataset=f"/data/d{n}") for n in (*range(number), 0)]
     assert what_was_trained(runs) == [models, problems]
+
+
+@pytest.mark.parametrize(("steps", "words"), [
+    ([1], "1 step"), ([7, 7], "7 steps"), ([30, 1100, 20], "20 to 1,100 steps"),
+])  # fmt: skip
+def test_the_shortest_and_the_longest_run_are_named(steps, words):
+    assert steps_of([run_of([0.5] * number) for number in steps]) == words
