@@ -17,7 +17,7 @@ from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.recorder_notes import rank_of
 
 NO_RANK = -1
-_VERSIONS = ("version_rollout", "version_trainer")
+VERSIONS = ("version_rollout", "version_trainer")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Origin:
             value_S = getattr(batch, f"{name}_S", None)
             if value_S is not None:
                 columns[name] = np.asarray(value_S)
-        for name in _VERSIONS:
+        for name in VERSIONS:
             if name in table.column_names:
                 columns[name] = np.from_dlpack(foreign_values.single(table.column(name)))
         return columns

@@ -724,3 +724,19 @@ def test_each_side_scatters_around_its_own_first_number(monkeypatch):
     monkeypatch.setattr(not_repeatable, "_pairs", lambda _: [(1, 0)])
     scatter = not_repeatable.scatter_of(sample)
     assert (scatter.trainer, scatter.engine) == (pytest.approx(0.1), pytest.approx(0.02))
+
+
+@pytest.mark.parametrize("name", ["", "version_trainer", "version_rollout"])
+def test_scores_of_the_same_tokens_are_compared_at_the_same_weights(name):
+    """Three equal responses to a prompt, of which one may be of other weights."""
+    sample = SampleColumns(
+        response_ids_T=np.array([7, 8] * 3),
+        counts_T=np.ones(6, dtype=bool),
+        step_S=np.zeros(3, dtype=int),
+        prompt_id_S=np.ones(3, dtype=int),
+        origin_S={name: np.array([0, 1, 0])} if name else {},
+        spans=lambda: iter([slice(0, 2), slice(2, 4), slice(4, 6)]),
+    )
+    of_the_third = [(4, 0), (5, 1)]
+    of_the_second = [] if name else [(2, 0), (3, 1)]
+    assert list(not_repeatable._pairs(sample)) == [*of_the_second, *of_the_third]

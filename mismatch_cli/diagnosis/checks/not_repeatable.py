@@ -7,6 +7,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.model import SkippedReading
+from mismatch_cli.diagnosis.origins import VERSIONS
 from mismatch_cli.diagnosis.other_weights import with_dropout
 from mismatch_cli.diagnosis.power import CERTAIN, clear
 from mismatch_cli.diagnosis.readings import Reading
@@ -101,12 +102,16 @@ _PREFIX = 16  # tokens: longer equal beginnings add little
 
 
 def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
-    """Tokens after equal contexts: each with the first of its kind; none without ids."""
+    """Tokens after equal contexts, scored with the same weights as far as these are on record:
+    each with the first of its kind; none without ids.
+    """
     if sample.response_ids_T is None:
         return
+    weights = [sample.origin_S[name] for name in VERSIONS if name in sample.origin_S]
+    key_S = zip(sample.step_S, sample.prompt_id_S, *weights, strict=True)
     first: dict[tuple[int, ...], int] = {}
-    for s, span in enumerate(sample.spans()):
-        context: tuple[int, ...] = (int(sample.step_S[s]), int(sample.prompt_id_S[s]))
+    for span, key in zip(sample.spans(), key_S, strict=True):
+        context = tuple(map(int, key))
         ids = sample.response_ids_T[span][:_PREFIX].tolist()
         for t, token in enumerate(ids, span.start):
             context = (*context, token)
