@@ -52,11 +52,15 @@ UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
 TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
 # Two names of one fault
 ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}
-# The planted number does contradict the top-K column
-FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}
-# The model does not give such numbers, whatever their cause
-for misread in ("attended-padding", "missing-tensor", "packed-responses", "position-encoding"):
-    FOLLOWS[misread] = {"not-reproduced"}
+_NOT_THE_MODELS = {"not-reproduced"}  # which is true whatever made such numbers
+FOLLOWS = {
+    # The planted number does contradict the top-K column
+    "end-of-sequence": {"columns-at-odds"},
+    "attended-padding": _NOT_THE_MODELS,
+    "missing-tensor": _NOT_THE_MODELS,
+    "packed-responses": _NOT_THE_MODELS,
+    "position-encoding": _NOT_THE_MODELS,
+}
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
 # Of a fault for which the model reads the responses again, under hundreds of hypotheses
 TRIALS_AT_HAND = 12
@@ -290,15 +294,16 @@ def fault_row(
         # Every pool in turn, with the top-K columns in one round and without them in the next
         name, plain = list(pools)[trial % len(pools)], bool(trial // len(pools) % 2)
         index_S = draw(pools[name], rng)
+        healthy = pools[name].take(index_S)
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K and not fault.top_k:
             sampled_alone(broken)
         earlier_T = None
         if earlier and fault.check == "stale-weights":
-            earlier_T = pools[name].take(index_S).tokens["logp_trainer"]
+            earlier_T = healthy.tokens["logp_trainer"]
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
         cell = f"{name}, plain" if plain else f"{name}, top-K"
-        times = mean_gap(broken) / mean_gap(pools[name].take(index_S))
+        times = mean_gap(broken) / mean_gap(healthy)
         tally.add(fault.check, diagnosis, cell, TRUE_OF.get(name, ()), times)
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 

@@ -18,6 +18,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import SkippedReading
+from mismatch_cli.diagnosis.rare_gaps import RARE
 from mismatch_cli.diagnosis.shared_origins import shared_by
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
@@ -457,6 +458,8 @@ def run_check(name: str, evidence: Evidence) -> Finding:
     if needs_a_gap and gap < _NO_GAP:
         sentence = f"The mean gap is {gap:.2g} nats: there is nothing to explain."
         return Finding(name, "clear", sentence=sentence)
+    if _has(name, "OF_SHAPE") and evidence.gap_is_rare:
+        return untested(name, RARE)
     try:
         finding: Finding = check.check(evidence)
     except SkippedReading as reason:

@@ -11,10 +11,9 @@ import numpy as np
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Finding, Row, untested
 from mismatch_cli.diagnosis.group_estimates import Mean
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import CERTAIN, Sample
 
 FEWEST_RESPONSES, SHARE_OF_RESPONSES = 2, 0.01  # that are more than chance
-CERTAIN = -0.01  # nats: the log-probability of a token that nothing moves
 _MOST_TIMES = 20.0  # a ratio that only this many times would show is not measured
 _MOST_STEP = 2.0  # nats: cap on one token, as in alignment
 _NONE = "no power: "

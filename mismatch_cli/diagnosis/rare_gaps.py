@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import CERTAIN, Sample
 
-RARE = "most uncertain tokens have no gap: steps of rounded logits on the others decide it"
+RARE = (
+    "no power: most uncertain tokens have no gap: steps of rounded logits on the others decide it"
+)
 STEP = 1.0  # nats at temperature 1: twice the step of bfloat16 at logits of 64 to 128
-_UNCERTAIN = -0.01  # nats: the log-probability of a token that can move
 _NO_GAP = 1e-3  # of the mean gap of the tokens that can move
 _MOST = 0.5  # of them: at temperature 1 and 0.7 at most a quarter has none, at 0.1 three quarters
 
@@ -20,7 +21,7 @@ _MOST = 0.5  # of them: at temperature 1 and 0.7 at most a quarter has none, at 
 def is_rare(sample: Sample, step: float) -> bool:
     """Whether most tokens that can move have no gap, and none has more than `step` nats."""
     abs_d_N = np.abs(sample.d_N)
-    abs_d_M = abs_d_N[np.minimum(sample.logq_N, sample.logp_N) < _UNCERTAIN]
+    abs_d_M = abs_d_N[np.minimum(sample.logq_N, sample.logp_N) < CERTAIN]
     if not abs_d_M.any() or abs_d_N.max() > step:
         return False
     return bool((abs_d_M < _NO_GAP * abs_d_M.mean()).mean() > _MOST)

@@ -33,6 +33,7 @@ _ALL_TOKEN_COLUMNS = (
     "entropy_T", "seen_T", "topk_seen_TK",
 )  # fmt: skip
 _ORIGIN = "origin "  # before the names of such columns
+CERTAIN = -0.01  # nats: the log-probability of a token that nothing moves
 _U_MOST = 10.0  # typical gaps: cap on one token in means that a few tokens must not dominate
 _LEVELS, _TOKENS_PER_LEVEL = 32, 64  # of log μ, at most; at least
 _TYPICAL = 0.8  # quantile of |d|

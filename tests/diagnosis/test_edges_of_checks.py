@@ -276,9 +276,7 @@ def tail_in(
     columns |= {"response_T": response_T, "num_responses": responses}
     sample = tokens_of(d_N, response_T % GROUPS, **columns)
     gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
-    evidence = SimpleNamespace(
-        sample=sample, gap=gap, gap_is_rare=False, expected=expected, family=family
-    )
+    evidence = SimpleNamespace(sample=sample, gap=gap, expected=expected, family=family)
     return heavy_tail.check(evidence)
 
 

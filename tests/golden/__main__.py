@@ -12,11 +12,10 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.golden import outputs, training
+from tests.golden.alike import STORED
 
-STORED = Path(__file__).with_name("stored")
 _MOST_LINES = 40  # of a difference: more is not read
 
 

@@ -1,27 +1,33 @@
-"""Stored outputs against those of another processor, whose last digits may differ."""
+"""Stored outputs, and those of another processor, whose last digits may differ."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+STORED = Path(__file__).with_name("stored")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 # A digest of numbers tells only whether all their digits are the same
 _DIGEST = re.compile(r"\b[0-9a-f]{12}\b")
 _RELATIVE = 1e-4
 
 
-def unlike(stored: str, made: str) -> Iterator[str]:
+def stored(name: str) -> str:
+    return (STORED / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def unlike(before: str, now: str) -> Iterator[str]:
     """The lines that differ by more than the last digits of numbers, as of `difflib.ndiff`."""
-    before, now = (_DIGEST.sub("digest", text).splitlines() for text in (stored, made))
-    if len(before) == len(now):
-        for one, other in zip(before, now, strict=True):
+    lines, others = (_DIGEST.sub("digest", text).splitlines() for text in (before, now))
+    if len(lines) == len(others):
+        for one, other in zip(lines, others, strict=True):
             if not _lines_are_alike(one, other):
                 yield f"- {one}"
                 yield f"+ {other}"
         return
-    for line in difflib.unified_diff(before, now, lineterm="", n=0):
+    for line in difflib.unified_diff(lines, others, lineterm="", n=0):
         if not line.startswith(("---", "+++", "@@")):
             yield line
 

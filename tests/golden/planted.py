@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from tests.diagnosis.conftest import healthy, judged, sampled_alone
 from tests.diagnosis.planted import SEVERITY, broken
 from tests.golden import readable
 
-STORED = Path(__file__).with_name("stored")
 # From vLLM in float32, in bfloat16 with a KV cache in fp8, and with only the sampled tokens' numbers
 POOLS = ("float32", "fp8-kv", "dump")
 NAMES = [f"planted/{pool}/{fault}" for pool in POOLS for fault in SEVERITY]
@@ -88,7 +86,3 @@ def _changed(pool: Pool, change: Callable[[np.ndarray, np.ndarray], np.ndarray])
     is_sampled_TK = pool.ranks["topk_ids"] == pool.tokens["response_ids"][:, None]
     topk_TK = np.where(is_sampled_TK, sampled_T[:, None], topk_TK)
     return Scores(sampled_T, pool.tokens["entropy_trainer"], topk_TK)
-
-
-def stored_words(name: str) -> str:
-    return (STORED / f"{name}.txt").read_text(encoding="utf-8")

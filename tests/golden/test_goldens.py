@@ -12,8 +12,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from tests.golden import outputs, planted
-from tests.golden.__main__ import STORED
-from tests.golden.alike import unlike
+from tests.golden.alike import stored, unlike
 from tests.golden.lines import Line, lines, put_bundled_data
 
 _MOST_LINES = 20  # of a difference
@@ -50,15 +49,14 @@ def test_what_is_printed_is_as_stored(subject, tmp_path, monkeypatch, capfd):
         capfd.readouterr()
         code = run(line.arguments)
         made = outputs.printed(line, code, capfd.readouterr().out, folder)
-        stored = (STORED / f"{line.name}.txt").read_text(encoding="utf-8")
-        for difference in unlike(stored, made):
+        for difference in unlike(stored(line.name), made):
             differences.append(f"{line.name}: {difference}")
     assert not differences, "\n".join(differences[:_MOST_LINES])
 
 
 @pytest.mark.parametrize("name", planted.NAMES)
 def test_what_is_said_of_a_planted_fault_is_as_stored(name):
-    assert list(unlike(planted.stored_words(name), planted.what_is_said(name))) == []
+    assert list(unlike(stored(name), planted.what_is_said(name))) == []
 
 
 def test_numbers_are_alike_but_for_their_last_digits():
@@ -68,8 +66,8 @@ def test_numbers_are_alike_but_for_their_last_digits():
         ("9.99 nats", "10.00  nats"),
         ("4 values, 0123456789ab", "4 values, ba9876543210"),
     ]
-    for stored, made in alike:
-        assert not list(unlike(stored, made)), (stored, made)
+    for before, now in alike:
+        assert not list(unlike(before, now)), (before, now)
     different = [
         ("a 0.123 of 12", "a 0.123 of 13"),
         ("a 0.123 of 12", "a 0.126 of 12"),
@@ -77,5 +75,5 @@ def test_numbers_are_alike_but_for_their_last_digits():
         ("one\ntwo", "one"),
         ("clear", "found"),
     ]
-    for stored, made in different:
-        assert list(unlike(stored, made)), (stored, made)
+    for before, now in different:
+        assert list(unlike(before, now)), (before, now)

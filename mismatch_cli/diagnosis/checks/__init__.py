@@ -19,6 +19,7 @@ larger than expected (`evidence.expected`). Stage 8 is the gap that nothing expl
     EXACT = True           counts at once, whatever it explains: a fact, such as stored precision
     NEEDS_A_GAP = False    also runs without a gap
     ANY_SHARE = True       is a cause however little it explains
+    OF_SHAPE = True        is not tested where few tokens have a gap: `rare_gaps`
     ALONE = True           counts only if nothing else is found
     CLEARS = (…)           settings that are not suspects if it finds nothing
 

@@ -9,11 +9,10 @@ import numpy as np
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.group_estimates import is_share_above
-from mismatch_cli.diagnosis.power import clear, no_power, percent
-from mismatch_cli.diagnosis.rare_gaps import RARE
+from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
-NAME, STAGE = "heavy-tail", 6
+NAME, STAGE, OF_SHAPE = "heavy-tail", 6, True
 TITLE = "A few tokens carry the gap"
 CAUSE = (
     "One side has other values for some tokens or whole responses: written by other code, computed "
@@ -74,8 +73,6 @@ def check(evidence: Evidence) -> Finding:
     A tail that decides whether the gap is too large is a fault; a smaller one needs enough tokens
     to be told from chance.
     """
-    if evidence.gap_is_rare:
-        return untested(NAME, no_power(RARE))
     sample = evidence.sample
     by_tokens, by_responses = _far_tokens(sample), _far_responses(sample)
     tail = by_responses if by_responses.share >= by_tokens.share else by_tokens

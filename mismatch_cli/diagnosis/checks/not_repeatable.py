@@ -9,9 +9,9 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.model import SkippedReading
 from mismatch_cli.diagnosis.origins import VERSIONS
 from mismatch_cli.diagnosis.other_weights import with_dropout
-from mismatch_cli.diagnosis.power import CERTAIN, clear
+from mismatch_cli.diagnosis.power import clear
 from mismatch_cli.diagnosis.readings import Reading
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import CERTAIN, Sample
 
 NAME, STAGE = "not-repeatable", 4
 TITLE = "The trainer does not repeat itself"

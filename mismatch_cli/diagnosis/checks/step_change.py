@@ -6,13 +6,13 @@ import numpy as np
 
 from mismatch_cli.diagnosis.by_step import FEWEST_PROMPTS, FEWEST_STEPS, StepChange
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.power import no_power
-from mismatch_cli.diagnosis.rare_gaps import RARE
+from mismatch_cli.diagnosis.origins import VERSIONS
 from mismatch_cli.diagnosis.shared_origins import shared_by
 
 NAME, STAGE = "step-change", 5
 ANY_SHARE = True  # a single bad step of many has little of the gap
 COMPARES_PARTS = True
+OF_SHAPE = True
 TITLE = "A gap that changes at a step"
 CAUSE = (
     "Something of the run changed there: a restart, an upgrade, another setting, or weights that "
@@ -23,8 +23,7 @@ CHANGE = (
     "compare them; --earlier-model MODEL tests stale weights."
 )
 SOURCE = "vLLM 48310 (FP8 scales of the cache lost at a sync), restarts with another version"
-_VERSIONS = ("version_trainer", "version_rollout")
-_LAG = " − ".join(_VERSIONS)
+_LAG = " − ".join(reversed(VERSIONS))
 _MEASURE = "times the gap of the other steps"
 _NAMED = 3  # things that changed
 _SAME = 0.9  # of the responses: the far ones are those of these steps
@@ -36,8 +35,6 @@ def check(evidence: Evidence) -> Finding:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )
-    if evidence.gap_is_rare:
-        return untested(NAME, no_power(RARE))
     change = evidence.step_change
     if change is None:
         reason = (
@@ -110,8 +107,8 @@ def _differences(evidence: Evidence, change: StepChange) -> Iterator[tuple[str, 
 def _on_record(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
     """What the rows and the manifests say of each response that may change at a step."""
     origin_S = evidence.sample.origin_S
-    if all(name in origin_S for name in _VERSIONS):
-        trainer_S, rollout_S = (origin_S[name] for name in _VERSIONS)
+    if all(name in origin_S for name in VERSIONS):
+        rollout_S, trainer_S = (origin_S[name] for name in VERSIONS)
         yield _LAG, trainer_S - rollout_S
     if "epoch" in origin_S:
         yield "epoch", origin_S["epoch"]

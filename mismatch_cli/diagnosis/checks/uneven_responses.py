@@ -5,10 +5,9 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.far_responses import FEWEST, SHORTEST, TIMES
 from mismatch_cli.diagnosis.power import clear, no_power, percent
-from mismatch_cli.diagnosis.rare_gaps import RARE
 from mismatch_cli.diagnosis.sample import Sample
 
-NAME, STAGE = "uneven-responses", 6
+NAME, STAGE, OF_SHAPE = "uneven-responses", 6, True
 TITLE = "Part of the responses is far off"
 CAUSE = (
     "One of several engines, workers or stages had other weights or settings than the rest: a "
@@ -24,8 +23,6 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 def check(evidence: Evidence) -> Finding:
     """Find two kinds of responses by their gaps: `far_responses.find_far_responses`."""
-    if evidence.gap_is_rare:
-        return untested(NAME, no_power(RARE))
     sample, far = evidence.sample, evidence.far_responses
     measure = "times the gap of the others"
     if far is None:
