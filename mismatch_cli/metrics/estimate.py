@@ -121,12 +121,17 @@ def _same(x: np.ndarray) -> np.ndarray:
 class Scale:
     """A transformation that makes an interval symmetric except for the data's skewness, its
     derivative, and the part of the skewness that is corrected.
+
+    It is applied to the value in units of so many of its own standard `errors`, or as it is where
+    they are 0. No value is below `lowest`.
     """
 
     to: Callable[[np.ndarray], np.ndarray]
     back: Callable[[np.ndarray], np.ndarray]
     slope: Callable[[float], float]
     skewness: float = 1.0
+    errors: float = 0.0
+    lowest: float = -inf
 
 
 # Values on both sides of 0 are seldom skewed: less correction adds less noise.
@@ -134,7 +139,10 @@ SIGNED = Scale(_same, _same, lambda _: 1.0, 0.5)
 LOG_FACTOR = replace(SIGNED, skewness=0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp, lambda x: 1 / x)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y), lambda x: 1 / (x - 1))
-ABOVE_MINUS_1 = Scale(np.log1p, np.expm1, lambda x: 1 / (1 + x))
+# A mean of gaps that cancel is as skewed as a positive value once it is many errors from 0. There
+# asinh is a logarithm; near 0 it is nearly linear, so the interval is a fifth wider.
+CANCELLING = Scale(np.arcsinh, np.sinh, lambda x: 1 / np.sqrt(1 + x**2), 0.5, errors=2.0)
+ABOVE_MINUS_1 = replace(CANCELLING, skewness=1.0, lowest=-1.0)
 # Intervals of log-odds reach far enough with a quarter of the correction.
 SHARE = Scale(
     lambda x: np.log(x) - np.log1p(-x),
@@ -192,18 +200,25 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         return point_estimate(value, FEW_PROMPTS)
     if np.ptp(usable_G) <= _ROUNDING * abs(value):
         return point_estimate(value, NO_SPREAD)
-    skewness, y, y_G, scale = _on_scale(value, usable_G, scale)
-    if not np.isfinite(y_G).all():  # without one group nothing is left to divide by
+    if not np.isfinite(usable_G).all():  # without one group nothing is left to divide by
         return point_estimate(value, ONE_HAS_ALL)
+    unit = scale.errors * _error(usable_G) if scale.errors else 1.0
+    skewness, y, y_G, scale = _on_scale(value / unit, usable_G / unit, scale)
     u_G, power = _deviations(y_G)
     count = len(u_G)
     with np.errstate(all="ignore"):
         reach = np.ldexp(_reach(u_G * count / (count - 1), skewness), power)
-        low, high = scale.back(y - reach).tolist()
+        low, high = (unit * scale.back(y - reach)).clip(scale.lowest).tolist()
     if not (isfinite(low) and isfinite(high)):
         return point_estimate(value, OVERFLOW)
     few_decide = effective_groups(u_G) < _FEWEST_DECIDING
     return Estimate(float(value), low, high, FEW_DECIDE if few_decide else None)
+
+
+def _error(without_G: np.ndarray) -> float:
+    """The standard error, of enormous values too, whose squares would be infinite."""
+    spread = float(np.ptp(without_G))
+    return spread * standard_error(without_G / spread)
 
 
 def _on_scale(

@@ -11,6 +11,7 @@ from mismatch_cli.base.arrays import Segments
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
+    CANCELLING,
     EXTREME,
     POSITIVE,
     SIGNED,
@@ -78,7 +79,7 @@ class ResponseProfile(Accumulator):
     def turns(self, prompts: int) -> list[ProfileRow]:
         """The gap by turn, the length of a turn, and how many there are."""
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
-        scales = _QUANTITIES | {"length_mean": POSITIVE}
+        scales = _QUANTITIES | {"d_mean": CANCELLING, "length_mean": POSITIVE}
         rows = _rows(self.by_turn, _means_and_length, turn_bounds, scales, prompts)
         return [replace(row, turns=turns_B[row.first - 1]) for row in rows]
 
@@ -270,7 +271,7 @@ class LengthProfile(Accumulator):
         ]
 
 
-_MOMENTS = {"d_sum_mean": SIGNED, "d_sum_sd": POSITIVE}
+_MOMENTS = {"d_sum_mean": CANCELLING, "d_sum_sd": POSITIVE}
 
 
 def _mean_and_sd(sums_x3: np.ndarray) -> np.ndarray:

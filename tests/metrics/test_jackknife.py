@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
+    CANCELLING,
     CORRELATION,
     FEW_DECIDE,
     FEW_PROMPTS,
@@ -58,7 +60,7 @@ def test_a_few_large_values_extend_it_upwards():
     assert logarithmic.low > 0
 
 
-@pytest.mark.parametrize("scale", [SIGNED, POSITIVE])
+@pytest.mark.parametrize("scale", [SIGNED, POSITIVE, CANCELLING])
 def test_the_interval_moves_with_its_value(scale):
     x = np.random.default_rng(2).gamma(2, size=40)
     one, ten = (interval(factor * x.mean(), factor * _without(x), 40, scale) for factor in (1, 10))
@@ -67,9 +69,9 @@ def test_the_interval_moves_with_its_value(scale):
 
 @pytest.mark.parametrize(
     ("scale", "x"),
-    [(SIGNED, -2), (POSITIVE, 3), (ABOVE_1, 1.5), (ABOVE_MINUS_1, -0.5), (SHARE, 0.2),
+    [(SIGNED, -2), (POSITIVE, 3), (ABOVE_1, 1.5), (CANCELLING, -0.5), (SHARE, 0.2),
      (CORRELATION, 0.6)],
-    ids=["signed", "positive", "above 1", "above −1", "share", "correlation"],
+    ids=["signed", "positive", "above 1", "cancelling", "share", "correlation"],
 )  # fmt: skip
 def test_a_scale_has_the_slope_and_the_inverse_of_its_transformation(scale, x):
     beside = x + np.array([-1e-5, 1e-5])
@@ -77,16 +79,37 @@ def test_a_scale_has_the_slope_and_the_inverse_of_its_transformation(scale, x):
     assert scale.back(scale.to(beside)) == pytest.approx(beside, rel=1e-12)
 
 
+@pytest.mark.parametrize("scale", [SIGNED, CANCELLING])
 @pytest.mark.parametrize("power", [-400, 600, 1000])
-def test_values_of_any_size_have_the_same_interval(power):
+def test_values_of_any_size_have_the_same_interval(power, scale):
     """A broken recording has ratios of e^200 and more; scaling by 2^200 is exact, so the bits
     are the same.
     """
     x = np.random.default_rng(4).gamma(2, size=40)
     plain, far = (
-        interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power)
+        interval(factor * x.mean(), factor * _without(x), 40, scale) for factor in (1.0, 2.0**power)
     )
     assert (plain.low * 2.0**power, plain.high * 2.0**power) == (far.low, far.high)
+
+
+def test_a_mean_far_from_0_has_the_interval_of_a_logarithm_and_one_near_0_a_symmetric_one():
+    """asinh(x) ≈ ln 2x far from 0, and ≈ x near it; an interval and its negative are mirrored."""
+    x = np.random.default_rng(5).normal(size=40)
+    narrow = 1000 + x
+    far = interval(narrow.mean(), _without(narrow), 40, CANCELLING)
+    as_log = interval(narrow.mean(), _without(narrow), 40, replace(POSITIVE, skewness=0.5))
+    assert (far.low, far.high) == pytest.approx((as_log.low, as_log.high), rel=1e-6)
+    centred = x - x.mean() + 1e-9
+    near = interval(1e-9, _without(centred), 40, replace(CANCELLING, skewness=0.0))
+    assert near.high == pytest.approx(-near.low)
+    negative = interval(-narrow.mean(), _without(-narrow), 40, CANCELLING)
+    assert (-negative.high, -negative.low) == pytest.approx((far.low, far.high))
+
+
+def test_chi_squared_is_nowhere_below_minus_1():
+    x = np.append(np.zeros(39), 200.0)
+    assert interval(x.mean(), _without(x), 40, CANCELLING).low < -1
+    assert interval(x.mean(), _without(x), 40, ABOVE_MINUS_1).low == -1
 
 
 def test_the_interval_of_an_effective_sample_size_follows_from_chi_squared():
