@@ -2,9 +2,9 @@
 settings may be.
 
 With v a run's value and e the end of its 95 % interval away from agreement, both on the scale of
-that interval, the limit is v + MARGIN · (e − v). The value of another such run differs from v by √2
-standard errors, and v and e are 2 standard errors apart: with MARGIN = 1, one run in twelve would
-be beyond a single limit by chance.
+that interval (or as they are where it is in errors), the limit is v + MARGIN · (e − v). The value
+of another such run differs from v by √2 standard errors, and v and e are 2 standard errors apart:
+with MARGIN = 1, one run in twelve would be beyond a single limit by chance.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _beyond(metric: Metric, estimate: Estimate, bound: str) -> float:
     value = np.array(estimate.value)
     end = np.array(estimate.high if bound == "max" else estimate.low)
     # On the scale of the metric, a value at the border of its range is infinite.
-    # There the value moves on the plain scale instead.
-    for scale in (metric.scale, SIGNED):
+    # There, and where the scale is in errors, the value moves on the plain scale instead.
+    for scale in (SIGNED,) if metric.scale.errors else (metric.scale, SIGNED):
         with np.errstate(all="ignore"):
             start = scale.to(value)
             moved = float(scale.back(start + MARGIN * (scale.to(end) - start)))

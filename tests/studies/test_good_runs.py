@@ -18,7 +18,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
-from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate
+from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
@@ -121,7 +121,7 @@ def test_a_limit_is_three_times_as_far_as_the_end_of_the_interval(resamples):
     assert drawn["k1", "min"] == pytest.approx(k1.value + MARGIN * (k1.low - k1.value), rel=0.01)
     assert drawn["k1", "max"] == pytest.approx(k1.value + MARGIN * (k1.high - k1.value), rel=0.01)
     assert ess.value > ess.low > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
-    assert METRICS["k1"].scale is SIGNED and {name for name, _ in drawn} <= set(GATED)
+    assert METRICS["k1"].scale.errors and {name for name, _ in drawn} <= set(GATED)
 
 
 def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
