@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis import far_responses
@@ -28,6 +29,7 @@ from mismatch_cli.diagnosis.checks import (
     repetition_penalty,
     sharp_onset,
     stale_weights,
+    stored_values,
     temperature,
     truncated_support,
     uniform_mixture,
@@ -82,6 +84,25 @@ def tokens_of(d_N: np.ndarray, group_N: np.ndarray, **columns: object) -> Simple
     plain = {"logq_T": np.full(len(d_N), -1.0), "logp_T": d_N - 1, "u_N": np.abs(d_N)}
     plain |= {"index_N": every_N, "response_T": every_N, "half_N": group_N % 2}
     return SampleColumns(d_N=d_N, group_N=group_N, **plain | columns)
+
+
+def test_every_constant_that_code_writes_is_named():
+    powers = {f"−1e{k}": -(10.0**k) for k in (4, 5, 6, 8, 9, 10)}
+    logarithms = {
+        f"log 1e−{k}": np.log(float(f"1e-{k}")) for k in (5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 30)
+    }
+    smallest = {
+        "the smallest float16": float(np.finfo(np.float16).min),
+        "the smallest bfloat16": torch.finfo(torch.bfloat16).min,
+        "the smallest float32": float(np.finfo(np.float32).min),
+    }
+    constants = powers | logarithms | smallest | {"−9999": -9999.0}
+    logp_T = np.array([*constants.values()])
+    every_N = np.arange(len(logp_T))
+    more = {"counts_T": every_N >= 0, "num_responses": len(every_N)}
+    sample = tokens_of(logp_T + 1.0, every_N, logp_T=logp_T, **more)
+    finding = stored_values.check(SimpleNamespace(sample=sample))
+    assert dict(finding.evidence) == {f"logp_trainer: {name}, a constant": 1 for name in constants}
 
 
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
