@@ -97,6 +97,25 @@ def test_the_first_128_tokens_of_a_response_are_compared(rng):
     assert heads.logp_RH.tolist() == [(logp_T[:128] - 1).tolist()]
 
 
+def test_what_one_shard_has_dropped_is_not_taken_from_another():
+    """Of at most 4 responses: one shard has the hashes 1, 2, 3 and 5 twice, another 10 to 13."""
+    shards = []
+    for hashes in ([1, 2, 3, 5, 5], [10, 11, 12, 13]):
+        shard = HeadCollector(PAIRS["mismatch"], most_responses=4)
+        for sample, number in enumerate(hashes):
+            shard._rows[number, 0, number, sample] = np.zeros((3, 128))
+        shards.append(shard)
+    first, second = shards
+    assert second.result().prompt_id_R.tolist() == [10, 11, 12, 13]
+    assert first.result().prompt_id_R.tolist() == [1, 2, 3]
+    first.merge(second)
+    assert first.result().prompt_id_R.tolist() == [1, 2, 3]
+    only = HeadCollector(PAIRS["mismatch"], most_responses=4)
+    for sample in range(5):
+        only._rows[7, 0, 7, sample] = only._rows[8, 0, 8, sample] = np.zeros((3, 128))
+    assert only.result().prompt_id_R.tolist() == [7] * 5, "the last group is whole"
+
+
 def response_of(logq_T: np.ndarray, counts_T: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(logq_T=logq_T, counts_T=counts_T, response_T=np.zeros(len(logq_T)))
 

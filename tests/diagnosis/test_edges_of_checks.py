@@ -229,6 +229,23 @@ def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pa
     assert log_base.pair_of_bases(logq_N, logp_N) == pair
 
 
+@pytest.mark.parametrize(("base", "factor"), [("2", np.log(2.0)), ("10", np.log(10.0))])
+def test_the_model_shows_the_base_of_both_sides(rng, base, factor):
+    """Neither has top-K columns, and a quotient of both would be 1."""
+    natural_T = -rng.uniform(0.2, 8.0, 100)
+    sample = tokens_of(
+        np.zeros(100), np.arange(100), logq_T=natural_T / factor, logp_T=natural_T / factor,
+        topk_logq_TK=None, topk_logp_TK=None, counts_T=np.ones(100, dtype=bool),
+        response_T=np.arange(100) // 10, num_responses=10,
+        spans=lambda: [slice(s, s + 10) for s in range(0, 100, 10)],
+    )  # fmt: skip
+    for model_T, bases in ((natural_T, (base, base)), (2.5 * natural_T, ("not known",) * 2)):
+        model = SimpleNamespace(logp_T=lambda logp_T=model_T: logp_T)
+        finding = log_base.check(SimpleNamespace(sample=sample, model=model))
+        assert tuple(value for _, value in finding.evidence[:2]) == bases
+        assert (finding.status == "found") == (model_T is natural_T)
+
+
 def test_a_run_reaches_the_end_of_its_own_response():
     """Three responses: a run within it and one at its end, no run at its end, and all of it."""
     flags = ["xx.xx", ".xx.", "xx"]
