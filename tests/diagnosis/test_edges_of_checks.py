@@ -659,6 +659,27 @@ def test_a_stated_temperature_is_exact_with_or_without_top_k(topk_logq_TK, monke
     assert stated.topk == (topk_logq_TK is not None)
 
 
+@pytest.mark.parametrize(("takes", "mirrored", "status"), [
+    (0.25, 0.0, "found"), (0.6, 0.5, "clear"), (0.8, 0.5, "found"), (0.15, -0.5, "clear"),
+])  # fmt: skip
+def test_a_temperature_explains_more_than_its_mirror_image(monkeypatch, takes, mirrored, status):
+    """By a quarter of what rounding has not made, which is a fifth of the gap."""
+
+    def left_by(_: object, __: object, betas: np.ndarray) -> tuple[np.ndarray, float]:
+        return np.zeros(4), {0.75: takes, 1.25: mirrored}[betas[0]]
+
+    monkeypatch.setattr(temperature, "temperatures_of", lambda _: (0.75, 1.0))
+    monkeypatch.setattr(temperature, "_left_by", left_by)
+    evidence = SimpleNamespace(
+        about={"trainer": {}},
+        sampling={},
+        gap=SimpleNamespace(value=0.1),
+        expected=SimpleNamespace(share_by_grid=0.2),
+        sample=tokens_of(np.full(4, 0.1), np.arange(4), topk_logq_TK=None),
+    )
+    assert temperature.check(evidence).status == status
+
+
 def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():
     """Gaps of 1 + 0.1 · position leave 1 / (1 + 0.1 · position)."""
     position_N = np.arange(100)
