@@ -40,7 +40,7 @@ class ResponseLayout:
         """The position of each token in its response, from 0."""
         xp = namespace(self.offset_S1)
         first_T = self.per_token(self.offset_S1[:-1])
-        return xp.arange(len(first_T), device=self.offset_S1.device, dtype=xp.int64) - first_T
+        return xp.arange(len(first_T), device=self.offset_S1.device) - first_T
 
     def per_token(self, values_S: Array) -> Array:
         """Repeat the value of each response for all its tokens."""

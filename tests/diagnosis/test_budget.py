@@ -114,6 +114,22 @@ def test_a_budget_below_one_reading_reads_fewer_responses():
     assert trainer.tokens == model.spent <= model.budget and len(model.responses) == RESPONSES // 2
 
 
+def test_the_budget_is_spent_to_the_token():
+    """A reading of all; then one of a few, which leaves two more of all."""
+    backwards = Hypothesis("backwards", prompt=lambda ids: ids[::-1])
+    budget = 3 * OF_ONE_READING + PROMPT + LENGTH
+    _, model, _ = sample_and_model(budget)
+    model.logp_T()
+    model.logp_T(backwards, few=True)
+    model.logp_T(backwards)
+    model.logp_T(Hypothesis("another"))
+    assert model.spent == budget
+    _, model, _ = sample_and_model(budget - 1)
+    model.logp_T()
+    with pytest.raises(SkippedReading):
+        model.logp_T(backwards, few=True)
+
+
 def test_tokens_that_padding_adds_count():
     _, model, trainer = sample_and_model(None)
     model.logp_T()

@@ -48,6 +48,18 @@ def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng)
     assert exchanges.exchanged_R.all(), "the first response is a partner like any other"
 
 
+def test_two_of_three_responses_are_exchanged(rng):
+    """All three say how well an arbitrary response fits."""
+    logq_RH = np.full((3, 128), np.nan, dtype=np.float32)
+    logq_RH[:, :40] = -rng.exponential(1.0, (3, 40))
+    zero_R, unknown_RH = np.zeros(3, dtype=int), np.full_like(logq_RH, np.nan)
+    for partners in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
+        logp_RH = logq_RH[partners] - np.float32(0.01)
+        heads = Heads(zero_R, zero_R, np.arange(3), logq_RH, logp_RH, unknown_RH)
+        exchanges = find_exchanges(heads)
+        assert exchanges.exchanged_R.tolist() == [r != p for r, p in enumerate(partners)]
+
+
 def test_a_response_with_nearly_the_same_text_is_no_partner(rng):
     """Of two alike, one has stale numbers: the other's fit, which shows nothing. With other tokens
     it has a copy of the other's.
@@ -83,6 +95,25 @@ def test_the_first_128_tokens_of_a_response_are_compared(rng):
     heads = collector.result()
     assert heads.logq_RH.tolist() == [logp_T[:128].tolist()]
     assert heads.logp_RH.tolist() == [(logp_T[:128] - 1).tolist()]
+
+
+def test_what_one_shard_has_dropped_is_not_taken_from_another():
+    """Of at most 4 responses: one shard has the hashes 1, 2, 3 and 5 twice, another 10 to 13."""
+    shards = []
+    for hashes in ([1, 2, 3, 5, 5], [10, 11, 12, 13]):
+        shard = HeadCollector(PAIRS["mismatch"], most_responses=4)
+        for sample, number in enumerate(hashes):
+            shard._rows[number, 0, number, sample] = np.zeros((3, 128))
+        shards.append(shard)
+    first, second = shards
+    assert second.result().prompt_id_R.tolist() == [10, 11, 12, 13]
+    assert first.result().prompt_id_R.tolist() == [1, 2, 3]
+    first.merge(second)
+    assert first.result().prompt_id_R.tolist() == [1, 2, 3]
+    only = HeadCollector(PAIRS["mismatch"], most_responses=4)
+    for sample in range(5):
+        only._rows[7, 0, 7, sample] = only._rows[8, 0, 8, sample] = np.zeros((3, 128))
+    assert only.result().prompt_id_R.tolist() == [7] * 5, "the last group is whole"
 
 
 def response_of(logq_T: np.ndarray, counts_T: np.ndarray) -> SimpleNamespace:

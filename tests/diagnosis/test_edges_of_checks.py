@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis import far_responses
@@ -28,6 +29,7 @@ from mismatch_cli.diagnosis.checks import (
     repetition_penalty,
     sharp_onset,
     stale_weights,
+    stored_values,
     temperature,
     truncated_support,
     uniform_mixture,
@@ -82,6 +84,25 @@ def tokens_of(d_N: np.ndarray, group_N: np.ndarray, **columns: object) -> Simple
     plain = {"logq_T": np.full(len(d_N), -1.0), "logp_T": d_N - 1, "u_N": np.abs(d_N)}
     plain |= {"index_N": every_N, "response_T": every_N, "half_N": group_N % 2}
     return SampleColumns(d_N=d_N, group_N=group_N, **plain | columns)
+
+
+def test_every_constant_that_code_writes_is_named():
+    powers = {f"−1e{k}": -(10.0**k) for k in (4, 5, 6, 8, 9, 10)}
+    logarithms = {
+        f"log 1e−{k}": np.log(float(f"1e-{k}")) for k in (5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 30)
+    }
+    smallest = {
+        "the smallest float16": float(np.finfo(np.float16).min),
+        "the smallest bfloat16": torch.finfo(torch.bfloat16).min,
+        "the smallest float32": float(np.finfo(np.float32).min),
+    }
+    constants = powers | logarithms | smallest | {"−9999": -9999.0}
+    logp_T = np.array([*constants.values()])
+    every_N = np.arange(len(logp_T))
+    more = {"counts_T": every_N >= 0, "num_responses": len(every_N)}
+    sample = tokens_of(logp_T + 1.0, every_N, logp_T=logp_T, **more)
+    finding = stored_values.check(SimpleNamespace(sample=sample))
+    assert dict(finding.evidence) == {f"logp_trainer: {name}, a constant": 1 for name in constants}
 
 
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
@@ -206,6 +227,23 @@ def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pa
     logp_N = np.full(10, -0.5)
     logq_N = (logp_N + off * np.tile([1.0, -1.0], 5)) / np.log(2.0)
     assert log_base.pair_of_bases(logq_N, logp_N) == pair
+
+
+@pytest.mark.parametrize(("base", "factor"), [("2", np.log(2.0)), ("10", np.log(10.0))])
+def test_the_model_shows_the_base_of_both_sides(rng, base, factor):
+    """Neither has top-K columns, and a quotient of both would be 1."""
+    natural_T = -rng.uniform(0.2, 8.0, 100)
+    sample = tokens_of(
+        np.zeros(100), np.arange(100), logq_T=natural_T / factor, logp_T=natural_T / factor,
+        topk_logq_TK=None, topk_logp_TK=None, counts_T=np.ones(100, dtype=bool),
+        response_T=np.arange(100) // 10, num_responses=10,
+        spans=lambda: [slice(s, s + 10) for s in range(0, 100, 10)],
+    )  # fmt: skip
+    for model_T, bases in ((natural_T, (base, base)), (2.5 * natural_T, ("not known",) * 2)):
+        model = SimpleNamespace(logp_T=lambda logp_T=model_T: logp_T)
+        finding = log_base.check(SimpleNamespace(sample=sample, model=model))
+        assert tuple(value for _, value in finding.evidence[:2]) == bases
+        assert (finding.status == "found") == (model_T is natural_T)
 
 
 def test_a_run_reaches_the_end_of_its_own_response():
@@ -619,6 +657,27 @@ def test_a_stated_temperature_is_exact_with_or_without_top_k(topk_logq_TK, monke
     stated = temperature._stated(evidence)
     assert stated.beta == 0.8 and not stated.is_bound
     assert stated.topk == (topk_logq_TK is not None)
+
+
+@pytest.mark.parametrize(("takes", "mirrored", "status"), [
+    (0.25, 0.0, "found"), (0.6, 0.5, "clear"), (0.8, 0.5, "found"), (0.15, -0.5, "clear"),
+])  # fmt: skip
+def test_a_temperature_explains_more_than_its_mirror_image(monkeypatch, takes, mirrored, status):
+    """By a quarter of what rounding has not made, which is a fifth of the gap."""
+
+    def left_by(_: object, __: object, betas: np.ndarray) -> tuple[np.ndarray, float]:
+        return np.zeros(4), {0.75: takes, 1.25: mirrored}[betas[0]]
+
+    monkeypatch.setattr(temperature, "temperatures_of", lambda _: (0.75, 1.0))
+    monkeypatch.setattr(temperature, "_left_by", left_by)
+    evidence = SimpleNamespace(
+        about={"trainer": {}},
+        sampling={},
+        gap=SimpleNamespace(value=0.1),
+        expected=SimpleNamespace(share_by_grid=0.2),
+        sample=tokens_of(np.full(4, 0.1), np.arange(4), topk_logq_TK=None),
+    )
+    assert temperature.check(evidence).status == status
 
 
 def test_what_is_left_without_context_lies_on_a_line_through_the_gaps():

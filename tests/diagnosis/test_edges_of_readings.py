@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,27 @@ from transformers import AutoModelForCausalLM
 
 from mismatch_cli.diagnosis import hypotheses, other_weights, readings
 from mismatch_cli.diagnosis.checks import attended_padding
+from mismatch_cli.diagnosis.model import Hypothesis, ModelAtHand
 from mismatch_cli.diagnosis.readings import Reading, Readings, Survey
 from tests.diagnosis.samples import SampleColumns
 from tests.tiny_models import saved_model
+
+
+@pytest.mark.parametrize(("responses", "changed", "lengths"), [
+    (64, (), [25, 17, 9, 1]), (64, tuple(range(57, 64)), [4, 3, 2, 1]), (64, (62, 63), [2, 1]),
+    (8, (), [1]),
+])  # fmt: skip
+def test_hypotheses_are_tried_on_a_few_of_the_shorter_half(responses, changed, lengths):
+    """One in sixteen, evenly. The first response is the longest, and the last has one token."""
+    zero_S = np.zeros(responses, dtype=int)
+    sample = SimpleNamespace(
+        num_responses=responses, step_S=zero_S, prompt_id_S=np.arange(responses),
+        sample_index_S=zero_S, length_S=np.arange(responses, 0, -1),
+    )  # fmt: skip
+    prompts = {(0, number, 0): [1] for number in range(responses)}
+    model = ModelAtHand(sample, prompts, load=lambda: None)
+    few = model.tried_on(Hypothesis("another", changed=lambda _: nullcontext(), responses=changed))
+    assert sample.length_S[few].tolist() == lengths
 
 
 def test_prompts_are_padded_to_their_longest_and_to_the_usual_multiples():

@@ -348,3 +348,17 @@ def test_top_k_masses_by_hand(make_batch) -> None:
     ]
     assert steps == [(3, 3, 2, pytest.approx(0.925)), (4, 4, 1, pytest.approx(0.8))]
     assert summarise(make_batch([[-0.7]], logp_recomputed=[[-0.8]])).result().by_step == []
+
+
+@pytest.mark.parametrize(("steps", "stretch"), [(512, 1), (513, 2)])
+def test_masses_are_of_at_most_512_stretches_of_steps(make_batch, steps, stretch) -> None:
+    batch = make_batch(
+        [[-0.7]] * steps,
+        logp_recomputed=[[-0.8]] * steps,
+        topk_ids=np.tile([1, 2], (steps, 1)),
+        topk_logp_rollout=np.full((steps, 2), -0.7),
+        topk_logp_recomputed=np.full((steps, 2), -0.8),
+        step=np.arange(steps),
+    )
+    firsts = [row.first for row in summarise(batch).result().by_step]
+    assert firsts == list(range(0, steps, stretch))

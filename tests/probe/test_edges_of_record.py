@@ -13,12 +13,14 @@ from mismatch_cli.probe.full_divergence import Distributions
 
 @pytest.mark.parametrize(("responses", "full"), [(0, False), (1, True), (2, True)])
 def test_one_response_is_enough_for_full_distributions(tmp_path, monkeypatch, responses, full):
-    """The engine is told, and the room on the disk is checked, before anything is sampled."""
+    """The engine is told, and the room on the disk is checked, before anything is sampled. Only a
+    run that continues none removes the results of another.
+    """
     events = []
 
     @contextmanager
-    def loaded_sampler(*_, full, **__):
-        events.append(full)
+    def loaded_sampler(*_, fresh, full, **__):
+        events.append((full, fresh))
         yield SimpleNamespace(sample=lambda *_, **__: {"shards": 1})
 
     monkeypatch.setattr(record, "load_tokenizer", lambda _: [])
@@ -30,9 +32,11 @@ def test_one_response_is_enough_for_full_distributions(tmp_path, monkeypatch, re
         engine=SimpleNamespace(model="m"), scoring_model="m", prompt_source=None
     )
     distributions = Distributions(tmp_path / "distributions", responses)
-    answer = record._sample(config, tmp_path, {}, distributions, None, None)
-    assert answer == {"shards": 1}
-    assert events == ["checked"] * full + [full]
+    for manifest in ({}, {"shards": 1}):
+        events.clear()
+        answer = record._sample(config, tmp_path, manifest, distributions, None, None)
+        assert answer == {"shards": 1}
+        assert events == ["checked"] * full + [(full, manifest == {})]
 
 
 @pytest.mark.parametrize("chat_template", [None, "{{ messages }}"])

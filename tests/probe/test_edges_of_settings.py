@@ -1,10 +1,13 @@
-"""The range of seeds."""
+"""The range of seeds, and the size of shards."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.probe.config import RolloutConfig
 
 
 @pytest.mark.parametrize(
@@ -16,3 +19,13 @@ def test_a_seed_has_32_bits(capsys, seed, fault):
     assert run(["probe", "--seed", str(seed), "--engine", "none"]) == 2
     said = capsys.readouterr().err
     assert [name for name in ("engine", "seed") if f"--{name}" in said] == [fault]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "samples", "prompts"),
+    [(512, 1, 256), (4096, 4, 64), (8192, 1, 128), (8192, 3, 42), (2**20, 8, 1)],
+)
+def test_a_shard_has_256_responses_and_at_most_a_million_tokens(max_tokens, samples, prompts):
+    sampler = SimpleNamespace(max_tokens=max_tokens, samples_per_prompt=samples)
+    config = SimpleNamespace(sampler=sampler)
+    assert RolloutConfig.prompts_per_shard.fget(config) == prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,3 +144,20 @@ def test_every_rank_knows_the_questions_given_up_and_one_has_their_counts(
     (state,) = run.states
     assert state["given_up"] == ["a question"]
     assert (state["timeouts"], state["unstated"]) == counts
+
+
+@pytest.mark.parametrize(("staleness", "minibatches", "epochs", "share", "is_read"), [
+    (0, 1, 1, 0.1, False), (0, 2, 1, 0.1, True), (0, 1, 2, 0.1, True), (1, 1, 1, 0.1, True),
+    (1, 2, 2, 0.0, False),
+])  # fmt: skip
+def test_references_are_read_where_an_update_is_made_at_other_weights(
+    monkeypatch, staleness, minibatches, epochs, share, is_read
+):
+    monkeypatch.setattr("mismatch_cli.train.run.references", lambda *_: {0: "a reference"})
+    config = SimpleNamespace(
+        staleness=staleness, minibatches=minibatches, epochs=epochs, bounds_share=share
+    )
+    learner = SimpleNamespace(trainer=None, past=SimpleNamespace(sampling_weights=nullcontext))
+    run = SimpleNamespace(config=config, learner=learner, _sampling=None, world=ALONE)
+    step = SimpleNamespace(rollouts=[], hash_S=None)
+    assert bool(RunInProgress.references(run, step)) is is_read

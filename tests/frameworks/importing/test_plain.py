@@ -192,6 +192,10 @@ def test_errors_name_the_reasons(tmp_path):
     message = r"logp_rollout does not have one value per token \(first: d.jsonl: 1 value for \d+ tokens\).*--schema"
     with pytest.raises(MismatchError, match=message):
         imported(write_lines(tmp_path / "d.jsonl", [record]), into=tmp_path / "trace")
+    lines = [*map(plain_record, real_rows(2)), record]
+    _, about = imported(write_lines(tmp_path / "d.jsonl", lines), into=tmp_path / "trace")
+    (first,) = about["left_out_first"].values()
+    assert first.startswith("d.jsonl: 1 value for ")
     with pytest.raises(MismatchError, match=r"unrecognized format .columns: a, b"):
         imported(write_lines(tmp_path / "e.jsonl", [{"a": 1, "b": 2}]), into=tmp_path / "trace")
     (tmp_path / "f.jsonl").write_bytes(b"\x00\x01garbage\n" + b"[" * 100_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_a_sealed_file_without_a_table_of_frames_is_read_too(tmp_path):
     assert opened.size_of(path) == len(content)
     assert b"".join(opened.lines(path)) == content
     assert opened.line_at(path, 9 * 299) == b'{"a": 1}\n'
+
+
+@pytest.mark.parametrize(("field", "more"), [(0, 1), (4, 2**31)])
+def test_a_table_that_contradicts_its_file_is_refused(tmp_path, field, more):
+    """By a frame's packed size, and by an unpacked size beyond the memory for the file."""
+    broken = bytearray(sealed(b'{"a": 1}\n' * 300))
+    entry = broken.rindex(b"\x5e\x2a\x4d\x18") + 8 + field
+    struct.pack_into("<I", broken, entry, struct.unpack_from("<I", broken, entry)[0] + more)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(broken)
+    with pytest.raises(MismatchError, match="expands far beyond its size"):
+        opened.size_of(path)
 
 
 def test_full_precision_has_no_note_of_rounding(tmp_path):

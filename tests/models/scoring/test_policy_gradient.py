@@ -485,3 +485,28 @@ def test_a_cpu_takes_as_many_tokens_at_once_as_fit_its_cache(vocabulary: int, ro
     head = Head(torch.empty(vocabulary, 1))
     tiles = policy_gradient.GradientTiles(head, 1.0, torch.empty(70, vocabulary))
     assert tiles.z_RV.shape == tiles.cap_slope_RV.shape == (rows, vocabulary)
+
+
+class OnGpu(Tensor):
+    """Says so, and is not."""
+
+    is_cuda = True
+
+
+def test_products_on_a_gpu_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no such products of bfloat16 numbers; these are exact, then rounded as asked."""
+
+    def mm(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+        return (a.double() @ b.double()).to(out_dtype)
+
+    def addmm(added: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, out: Tensor) -> None:
+        out.copy_(added + mm(a, b, out_dtype))
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    a_UV, b_UH = (torch.randn(30, n).bfloat16().as_subclass(OnGpu) for n in (7, 5))
+    exact_VH = a_UV.double().T @ b_UH.double()
+    torch.testing.assert_close(policy_gradient._product(a_UV.T, b_UH), exact_VH.float())
+    sum_VH = torch.ones(7, 5).as_subclass(OnGpu)
+    policy_gradient._add_product(sum_VH, a_UV, a_UV, b_UH)
+    torch.testing.assert_close(sum_VH, exact_VH.float() + 1)
