@@ -217,11 +217,11 @@ def test_the_window_with_the_most_errors_is_reported(start, stop, rng):
 
 
 def test_a_larger_difference_with_a_larger_error_is_not_the_one_that_is_named():
-    """Step 1 has one prompt, six times the usual gap; steps 3 to 5 have ten, with three times it."""
+    """Step 1 has one prompt, with seven times the gap; steps 3 to 5 have ten, with three times."""
     rows = []
     for step in range(6):
         for prompt in range(10 if step != 1 else 1):
-            times = {1: 6.0}.get(step, 3.0 if step > 2 else 1.0)
+            times = {1: 9.0}.get(step, 3.0 if step > 2 else 1.0)
             rows.append((step, prompt, 4, times * (3.0 + 2 * (prompt % 2))))
     sample = uneven_sample(rows)
     windows = StepGaps.of(sample).windows
