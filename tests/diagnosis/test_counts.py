@@ -58,43 +58,39 @@ def test_zeros_are_doubted_as_often_as_nearly_certain_tokens_are():
     assert not ZeroCounts(zeros=2, zeros_surprise=6.1, rest=4, rest_surprise=4.0).are_sampled
 
 
-def zeros_batch() -> SimpleNamespace:
-    """Placeholders of the rollout at the end of the first, the third, which is truncated, and the
-    last response but one; a run in the third and one that two responses would make together.
+def test_placeholders_are_counted_at_ends_and_in_runs():
+    """At the end of three responses and of one that is truncated; a run there, and one that two
+    responses would make together. At −1 nat and without an exact zero there is none.
     """
     rows = [
-        [-1.0, -1.0, 0.0],
-        [0.0, 0.0, -1.0],
-        [-1.0, 0.0, 0.0, 0.0],
-        [],
-        [0.0, -2.0, 0.0],
-        [],
+        ([-1.0, -1.0, 0.0], [-0.5, -0.5, -3.0]),
+        ([0.0, 0.0, -1.0], [-3.0, -3.0, -0.5]),
+        ([-1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, -3.0, -3.0]),
+        ([], []),
+        ([0.0, -2.0, 0.0], [-3.0, -0.5, -3.0]),
+        ([0.0], [-3.0]),
+        ([-1.0, 0.0], [-0.5, -1.0]),
+        ([-2.0], [-5.0]),
+        ([], []),
     ]
-    truncated = np.array([False, False, True, False, False, False])
-    other = [[-3.0 if value == 0 else -0.5 for value in row] for row in rows]
-    return make_batch(rows, logp_recomputed=other, truncated=truncated)
-
-
-def test_placeholders_are_counted_at_ends_and_in_runs():
+    own, other = map(list, zip(*rows, strict=True))
+    batch = make_batch(own, logp_recomputed=other, truncated=np.arange(9) == 2)
     counts, table = Counts(), SimpleNamespace(column_names=[])
-    batch = zeros_batch()
     for times in (1, 2):
         counts.update(table, batch, PAIRS["mismatch"])
         zeros = counts.zeros["logp_rollout"]
         placeholders = (zeros.tokens, zeros.last, zeros.in_runs, zeros.gap)
-        assert placeholders == (8 * times, 2 * times, 3 * times, 24.0 * times)
-        assert counts.responses == 6 * times
-    assert vars(counts.zeros["logp_trainer"]).keys() == vars(zeros).keys()
-    assert counts.zeros["logp_trainer"].tokens == 0
-    assert counts.out_of_support == 0
+        assert placeholders == (9 * times, 3 * times, 3 * times, 27.0 * times)
+        assert counts.responses == 9 * times
+    assert counts.zeros["logp_trainer"].tokens == 0 and counts.out_of_support == 0
 
 
 def test_tokens_that_the_current_policy_excludes_are_out_of_support():
     """In the loss, sampled with a probability, and at −∞ in the current policy."""
     batch = make_batch(
-        [[-1.0, -1.0, -INF, -1.0, -1.0]],
-        logp_recomputed=[[-INF, -INF, -INF, NAN, -1.0]],
-        loss_mask=[[True, False, True, True, True]],
+        [[-1.0, -1.0, -INF, -1.0, -1.0, -1.0]],
+        logp_recomputed=[[-INF, -INF, -INF, NAN, -1.0, -2.0]],
+        loss_mask=[[True, False, True, True, True, False]],
     )
     counts = Counts()
     counts.update(SimpleNamespace(column_names=[]), batch, PAIRS["mismatch"])
@@ -136,6 +132,7 @@ def test_a_run_is_within_one_response(shortest, places):
     offset_S1 = np.array([0, 5, 5, 6, 9, 9])
     assert np.flatnonzero(in_runs(flag_T, offset_S1, shortest)).tolist() == places
     assert in_runs(flag_T[:0], np.array([0, 0]), shortest).tolist() == []
+    assert in_runs(~flag_T[:1], np.array([0, 1]), shortest).tolist() == [False]
 
 
 def topk_batch(**sides: np.ndarray) -> SimpleNamespace:
@@ -171,6 +168,10 @@ def test_sampled_tokens_are_compared_with_their_rank_on_every_side():
         assert (recomputed.compared, recomputed.at_odds) == (3 * times, 2 * times)
         assert recomputed.difference == pytest.approx(0.75 * times)
     assert list(columns.sides) == ["rollout", "recomputed"]
+    trainer = OwnColumns()
+    measured = {"logp_rollout_T": logp_T, "logp_trainer_T": logp_T - 1.0}
+    trainer.update(topk_batch(topk_logp_trainer_TK=logp_TK, **measured))
+    assert trainer.sides == {"trainer": SideAgreement(4, 4, pytest.approx(4.0))}
     for missing in ({"topk_ids_TK": None}, {"response_ids_T": None}):
         without = OwnColumns()
         without.update(SimpleNamespace(**vars(batch) | missing))
@@ -207,6 +208,12 @@ def test_values_that_are_not_measured_make_no_response_improbable():
     copies = ImprobableCopies()
     copies.update(batch)
     assert copies.count() == (0, 1)
+
+
+def test_an_improbable_response_leaves_the_sums_of_others_exact():
+    copies = ImprobableCopies()
+    copies.update(make_batch([[-1e9], [-17.0], [-15.0]]))
+    assert copies.count() == (0, 2)
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 6, 8, 20])

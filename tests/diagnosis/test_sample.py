@@ -123,9 +123,10 @@ def test_the_responses_with_the_smallest_hashes_are_in_the_sample(most, rng):
     """At most so many tokens, but one response at least; in one batch, or in parts."""
     batch = rows_batch(list(range(len(SIZES))))
     hash_S = hash_keys(batch.prompt_id_S, batch.sample_index_S, batch.step_S, seed=2)
-    chosen, tokens = [], 0
+    chosen, tokens, limit_of_all = [], 0, NO_LIMIT
     for number in np.argsort(hash_S).tolist():
         if chosen and tokens + SIZES[number] > most:
+            limit_of_all = int(hash_S[number])
             break
         tokens += SIZES[number]
         chosen.append(number)
@@ -146,7 +147,14 @@ def test_the_responses_with_the_smallest_hashes_are_in_the_sample(most, rng):
         assert [int(-1 - first) for first in firsts] == expected
         assert sample.length_S.tolist() == [SIZES[number] for number in expected]
         assert (sample.logp_T == sample.logq_T - 0.5).all() and sample.counts_T.all()
-    assert merged.limit == whole.limit
+    assert whole.limit == limit_of_all
+
+
+def test_at_most_a_quarter_of_a_million_tokens_are_in_the_sample():
+    half = np.full(2**17, -1.0)
+    collector = SampleCollector(PAIRS["mismatch"])
+    collector.update(make_batch([half] * 3, logp_recomputed=[half] * 3))
+    assert len(collector.result().logq_T) == 2**18
 
 
 def test_a_response_at_the_limit_is_not_in_the_sample():
