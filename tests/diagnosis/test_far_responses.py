@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from mismatch_cli.diagnosis.far_responses import Subset, find_far_responses, responses_with
 from mismatch_cli.diagnosis.sample import Sample
@@ -81,6 +82,20 @@ def test_the_cut_is_where_the_variance_between_is_largest(rng):
     result = far(gaps[order].tolist())
     assert result == sorted(np.flatnonzero(order >= 13).tolist())
     assert far([0.1] * 6 + [1.7] * 7 + [2.0] * 8) == list(range(6, 21))
+
+
+@pytest.mark.parametrize(("lowest", "low", "middle", "high", "is_far"), [
+    (2, 10, 0.8, 8, False), (2, 10, 0.9, 20, False), (2, 10, 1.0, 8, True),
+    (2, 20, 1.0, 30, True), (10, 10, 0.93, 20, True),
+])  # fmt: skip
+def test_one_between_two_groups_is_in_the_one_that_leaves_more_between(
+    lowest, low, middle, high, is_far
+):
+    """The lower group has mostly logarithms of −0.6 and 0, the upper one of 2; the cut is in the
+    middle between both.
+    """
+    logs = np.array([*[2.0] * high, middle, *[0.0] * low, *[-0.6] * lowest])
+    assert far((0.1 * np.exp(logs)).tolist()) == list(range(high + is_far))
 
 
 def test_a_subset_is_a_part_if_others_could_be_in_it():

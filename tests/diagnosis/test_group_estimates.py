@@ -82,7 +82,12 @@ def test_deviates_and_ratios_of_means():
     first, second = Mean(3.0, 0.5, 10, 6), Mean(2.0, 0.2, 10, 9)
     assert first.z_from(2.0) == as_normal(2.0, 6)
     assert Mean(3.0, 0.0, 10, 6).z_from(2.0) == 0.0 and Mean(3.0, np.nan, 10, 6).z_from(2.0) == 0.0
-    assert first.times(second) == 1.5 and first.times(Mean(0.0, 0.1, 3)) == np.inf
+    assert first.times(second) == 1.5 and first.times(Mean(0.5, 0.1, 3)) == 6.0
+    small = Mean(0.3, 0.05, 10, 6)
+    assert small.z_of_log_ratio(Mean(0.2, 0.02, 10, 9)) == pytest.approx(
+        first.z_of_log_ratio(second)
+    )
+    assert first.times(Mean(0.0, 0.1, 3)) == np.inf
     assert first.times(Mean(-1.0, 0.1, 3)) == np.inf
     t = np.log(1.5) / ((0.5 / 3) ** 2 + 0.1**2) ** 0.5
     assert first.z_of_log_ratio(second) == pytest.approx(as_normal(t, 6))
