@@ -91,10 +91,11 @@ def test_distances_are_means_over_the_tokens_that_count_and_were_scored():
 ])  # fmt: skip
 def test_a_side_is_at_fault_if_the_other_is_near_the_model(near, side, sides):
     """Of the gap, a tenth clears the other side, and half names one."""
-    rollout = [value - near for value in EQUAL]
-    trainer = [value - near - 1.0 for value in EQUAL]
-    readings = readings_of(rollout, trainer)
-    assert (readings.side, readings._sides) == (side, sides)
+    for gap in (1.0, 0.5, 3.0):
+        rollout = [value - near * gap for value in EQUAL]
+        trainer = [value - near * gap - gap for value in EQUAL]
+        readings = readings_of(rollout, trainer)
+        assert (readings.side, readings._sides) == (side, sides)
 
 
 def test_as_recorded_leaves_the_distance_of_the_rollout():
@@ -175,6 +176,51 @@ def test_what_cannot_be_read_on_all_is_judged_on_the_few():
     readings._model.without_all = True
     survey = survey_of(readings, ["one"])
     assert survey.reading.left == 0.0 and np.isnan(survey.reading.left_T[2:]).all()
+
+
+def test_a_search_without_a_hypothesis_that_helps_reads_none_on_all():
+    """Nor one that was tried on nothing."""
+    readings = readings_of(EQUAL, OTHER, moved={"worse": [-1.0, 2.0, 0, 0, 0, 0]})
+    survey = survey_of(readings, ["worse", "nothing"])
+    assert (survey.hypotheses, survey.left, survey.reading) == (1, 1.0, None)
+    assert readings._model.reads == [("worse", True)]
+    assert vars(Survey()) == {
+        "hypotheses": 0, "responses": 0, "left": 1.0, "unread": "", "reading": None,
+    }  # fmt: skip
+
+
+def test_positions_are_searched_between_their_usual_factors(monkeypatch):
+    """First what the model's own configuration suggests, then both kinds of factors."""
+    monkeypatch.setattr(module, "positions_of", lambda config: [f"of {config}"])
+    monkeypatch.setattr(module, "scaled_positions", "positions")
+    monkeypatch.setattr(module, "scaled_base", "base")
+    stub = SimpleNamespace(_model=SimpleNamespace(config="c"), factor_between=lambda *both: [both])
+    expected = ["of c", ("positions", module.FACTORS), ("base", module.BASE_FACTORS)]
+    assert list(Readings._positions(stub)) == expected
+
+
+def test_every_kind_has_its_hypotheses(monkeypatch):
+    """Each of the model, its configuration, or with the sample."""
+    for name in ("other_prompts", "missing_tensors", "adapter_scales", "after_neighbours"):
+        monkeypatch.setattr(module, name, lambda *own, name=name: (name, *own))
+    stub = SimpleNamespace(
+        _model=SimpleNamespace(config="c", loaded="l"),
+        _sample="s",
+        _positions=lambda: "p",
+        _padding=lambda: "q",
+        _left_on_few="left",
+    )
+    hypotheses = {kind: Readings._hypotheses(stub, kind) for kind in KINDS}
+    assert hypotheses == {
+        "prompt": ("other_prompts", "c"),
+        "padding": "q",
+        "tensors": ("missing_tensors", "l"),
+        "adapter": ("adapter_scales", "l"),
+        "neighbours": ("after_neighbours", stub._model, "s", "left"),
+        "positions": "p",
+    }
+    with pytest.raises(KeyError):
+        Readings._hypotheses(stub, "others")
 
 
 @pytest.mark.parametrize(("share", "hypotheses"), [(0.02, 2), (0.019, 1), (0.01, 1), (0.005, 0)])
