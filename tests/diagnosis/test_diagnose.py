@@ -338,6 +338,31 @@ def test_a_cause_of_a_subset_explains_half_of_its_gap_and_is_not_in_the_others(
     assert competing([TEMPERATURE], 0.0).compete_in_subset(evidence) is evidence
 
 
+@pytest.mark.parametrize(("also_elsewhere", "is_cause"), [(TEMPERATURE, False), (PENALTY, True)])
+def test_the_largest_cause_of_a_subset_must_not_be_in_the_others(
+    also_elsewhere, is_cause, monkeypatch
+):
+    """A temperature explains 0.6 of the subset's gap, and a penalty 0.6 of what it leaves."""
+
+    def cause(name: str) -> Callable[[Evidence], Finding]:
+        def answer(evidence: Evidence) -> Finding:
+            is_other = evidence.sample.counts_T.tolist() == [False, False, True]
+            shows = name not in evidence.undone and (not is_other or name == also_elsewhere)
+            left_N = 0.4 * evidence.sample.d_N
+            return Finding(name, "found" if shows else "clear", sentence="A.", left_N=left_N)
+
+        return answer
+
+    with_answers(monkeypatch, {name: cause(name) for name in (TEMPERATURE, PENALTY)})
+    weighing = competing([TEMPERATURE, PENALTY], 0.8)
+    evidence = evidence_of([0.3, -0.3, 0.2], [1, 1, 1], subsets=(SUBSET,))
+    repaired = weighing.compete_in_subset(evidence)
+    assert (repaired is not evidence) == is_cause
+    if is_cause:
+        assert repaired.sample.d_N == pytest.approx([0.048, -0.048, 0.2])
+        assert weighing.answers[PENALTY].explains == pytest.approx(0.24 * 0.6 / 0.8)
+
+
 def test_a_change_of_steps_is_not_looked_for_in_some_of_them(monkeypatch):
     with_answers(monkeypatch, {"step-change": leaving("step-change", 0.1)})
     weighing = Weighing(0.8)
@@ -380,6 +405,10 @@ def test_what_counts_only_alone_is_withdrawn_beside_another_fault(check, status)
     }
     if check:
         weighing.answers[check] = found(check, 0.2)
+        # The one that explains most is named
+        weighing.answers["uniform-mixture"] = found("uniform-mixture", 0.1)
+        if status == "found":
+            del weighing.answers["uniform-mixture"]
     weighing.withdraw_uncertain()
     alone = weighing.answers["not-as-sampled"]
     assert alone.status == status
