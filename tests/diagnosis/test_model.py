@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
-from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand, SkippedReading
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.diagnosis.model import (
+    AS_RECORDED,
+    Hypothesis,
+    ModelAtHand,
+    SkippedReading,
+    model_at_hand,
+    rounded_to,
+)
 from mismatch_cli.models.rank_shares import Ranks
 from tests.diagnosis.samples import few_responses
 
@@ -116,6 +125,11 @@ def test_a_hypothesis_is_tried_on_responses_that_it_changes():
     assert model.tried_on(AS_RECORDED) == model.tried_on(Hypothesis("a", changed=open)) == [1]
     assert model.tried_on(Hypothesis("b", prompt=lambda ids: [0, *ids])) == [1]
     assert model.tried_on(Hypothesis("c", prompt=lambda ids: ids[:2])) == [2]
+    both = Hypothesis("c", prompt=lambda ids: ids[:-1])
+    assert model.tried_on(both) == [1], "it changes every response"
+    vars(model)["few"] = list(range(6))
+    assert model.tried_on(both) == list(range(6))
+    del vars(model)["few"]
     assert model.tried_on(Hypothesis("d", prompt=lambda ids: ids[:])) == []
     assert model.tried_on(Hypothesis("e", responses=(0, 3, 5))) == [0]
 
@@ -223,6 +237,71 @@ def test_the_step_of_logits_is_that_of_bfloat16_where_a_token_is_uncertain():
         weights.append(1 - np.exp(-token) / (1 + np.exp(-1)))
     assert model.logit_step == pytest.approx(np.average(steps, weights=weights))
     assert tokens == [5, 5] and model.spent == 10
+
+
+class OneTrace:
+    """Two tables of a trace with the prompts of three responses, one of them not in the sample."""
+
+    manifest: ClassVar = {}
+
+    def require_ids(self, words: str) -> None:
+        assert words == "A model reads"
+
+    def tables(self, columns: tuple[str, ...]) -> list[pa.Table]:
+        assert columns == ("step", "prompt_id", "sample_index", "prompt_ids")
+        rows = [(0, 1, 0, [5, 6]), (0, 9, 0, [7]), (0, 0, 0, [8])]
+        tables = []
+        for own in (rows[:2], rows[2:]):
+            values = dict(zip(columns, map(list, zip(*own, strict=True)), strict=True))
+            tables.append(pa.table(values))
+        return tables
+
+
+@pytest.mark.parametrize(("recorded", "base", "loaded"), [
+    ({}, None, ("m", "auto", None, None)),
+    ({"dtype": "float16", "attn_implementation": "eager"}, None, ("m", "float16", None, None)),
+    ({"attention_leaves_out": "sinks", "attn_implementation": "sdpa"}, "b",
+     ("b", "auto", "sdpa", "m")),
+])  # fmt: skip
+def test_the_model_is_loaded_as_the_trainer_had_it(recorded, base, loaded, monkeypatch):
+    """With the sampler's settings, of the first trace."""
+    from mismatch_cli.models import adapters
+    from mismatch_cli.models.scoring.trainer import Trainer
+
+    calls: list[tuple[Any, ...]] = []
+
+    def load(path: str, **settings: Any) -> SummingTrainer:
+        own = (settings["dtype"], settings["attn_implementation"], settings["adapter"])
+        calls.append((path, *own))
+        assert settings["sampling"] == SamplingSettings(temperature=0.5, top_k=7)
+        assert settings["sharding"] is None
+        return SummingTrainer("the model")
+
+    monkeypatch.setattr(Trainer, "load", load)
+    monkeypatch.setattr(adapters, "base_model_of_adapter", lambda path: base)
+    first, second = OneTrace(), OneTrace()
+    first.manifest, second.manifest = {"trainer": recorded}, {"trainer": {"dtype": "other"}}
+    sampling = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
+    sample = few_responses([1, 2, 1], response_ids_T=np.arange(4))
+    model = model_at_hand("m", sample, sampling, [first, second], budget=50)
+    assert calls == [], "until a hypothesis is tried"
+    assert model.loaded == "the model" and calls == [loaded]
+    assert model.responses == [0, 1] and model.budget == 50
+    assert (model.prompt(0), model.prompt(1), model.place_of) == ([8], [5, 6], {1: 0, 0: 1})
+
+
+def test_weights_are_rounded_while_a_hypothesis_is_read():
+    model = torch.nn.Linear(1, 2)
+    model.weight.data = torch.tensor([[1.001], [2.0]])
+    hypothesis = rounded_to("bfloat16")
+    assert hypothesis.name == "weights in bfloat16"
+    with torch.no_grad(), hypothesis.changed(model):
+        assert model.weight.flatten().tolist() == [1.0, 2.0]
+    assert model.weight.flatten().tolist() == pytest.approx([1.001, 2.0])
+
+
+def test_without_a_prompt_the_longest_has_no_tokens():
+    assert ModelAtHand(few_responses([1]), {}, SummingTrainer).longest_prompt == 0
 
 
 def test_a_hypothesis_changes_nothing_by_default():

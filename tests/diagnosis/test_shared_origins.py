@@ -70,6 +70,8 @@ def test_prompts_are_counted_and_a_few_ranks_have_their_files():
     zeros = np.zeros(RESPONSES, dtype=int)
     origins = {"rank": OF_TWELVE, "file": files, "trace": zeros}
     assert words_of(inside, **origins) == "all of ranks 0 and 1 (2 of 12; shard-0 and shard-1)"
+    three = words_of(np.flatnonzero(OF_TWELVE < 3), **origins)
+    assert three == "all of ranks 0, 1 and 2 (3 of 12; shard-0, shard-1 and shard-2)"
     many = np.flatnonzero(OF_TWELVE < 4)
     assert words_of(many, **origins) == "all of 4 of 12 ranks"
     twice = np.array([f"shard-{s % 24}" for s in range(RESPONSES)])
@@ -125,6 +127,20 @@ def test_a_thousand_ways_to_choose_as_many_tell_a_rank_from_chance(responses, wo
     """For either of two ranks: 24 × 23 × 22 / 6 ways are 2,024."""
     rank = np.where(np.arange(RESPONSES) < 3, 0, 1)
     assert words_of(np.arange(3), among=np.arange(responses), rank=rank) == words
+
+
+def test_most_of_a_prompt_is_inside_and_half_of_it_is_not():
+    """Twenty prompts with all three responses inside, one more with two of them, and one with one;
+    of a prompt with two, one inside and one outside belong to neither.
+    """
+    prompt = np.arange(RESPONSES) // 3
+    inside = np.flatnonzero((prompt < 10) & (np.arange(RESPONSES) != 0))
+    assert words_of(inside, prompt_id_S=prompt) == "all of 10 of 20 prompts"
+    # Forty responses of twenty prompts with two each, of which one prompt has one inside
+    pairs = np.minimum(np.arange(RESPONSES) // 2, 20)
+    inside = np.array([*range(20), 20])
+    words = words_of(inside, prompt_id_S=pairs, among=np.arange(40))
+    assert words == "all of 10 of 20 prompts"
 
 
 def test_only_responses_that_could_be_inside_count():
