@@ -59,6 +59,7 @@ SIDES = {"rollout": {"dtype": "bfloat16"}, "trainer": {"dtype": "float32"}}
     ({"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32"}}, 0.9, False),
     (SIDES | {"config": {"sampling": {"temperature": 0.5}}}, 1.9, True),
     (SIDES | {"config": {"sampling": {"temperature": 0.5}}}, 2.1, False),
+    ({"trainer": {"temperature": 1.0}, "config": {"sampling": {"temperature": 0.5}}}, 1.9, True),
 ])  # fmt: skip
 def test_a_gap_of_few_tokens_is_rare_in_16_bits_up_to_a_step_at_the_temperature(
     about, nats, is_rare
@@ -69,6 +70,17 @@ def test_a_gap_of_few_tokens_is_rare_in_16_bits_up_to_a_step_at_the_temperature(
     assert evidence.gap_is_rare == is_rare
     if is_rare:
         assert evidence.far_responses is None and evidence.step_change is None
+
+
+def test_where_the_gap_is_not_rare_its_responses_and_steps_are_compared(monkeypatch):
+    monkeypatch.setattr(module, "find_far_responses", lambda *own: ("far", *own))
+    monkeypatch.setattr(module, "find_step_change", lambda *own: ("change", *own))
+    sample, traces = few_responses([1]), Traces(("a",))
+    for is_rare in (True, False):
+        evidence = evidence_of(sample, traces=traces)
+        vars(evidence)["gap_is_rare"] = is_rare
+        assert evidence.far_responses == (None if is_rare else ("far", sample, traces))
+        assert evidence.step_change == (None if is_rare else ("change", sample))
 
 
 INSIDE_S, EVERY_S = np.array([True, False]), np.ones(2, dtype=bool)
@@ -111,6 +123,7 @@ def test_logits_are_read_from_a_model_only_where_the_trace_does_not_show_them(mo
     steps: list[float | None] = []
 
     def expected(about: Any, scale: Any, lines: Any, step: float | None, gap: float) -> None:
+        assert about == {} and scale.shows_steps in (False, True) and gap == 0.0
         steps.append(step)
 
     monkeypatch.setattr(module, "expected_gap", expected)

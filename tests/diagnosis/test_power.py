@@ -63,9 +63,9 @@ def test_tokens_and_values_are_named_with_their_share():
 
 
 def test_certain_tokens_are_above_a_hundredth_of_a_nat():
-    logq_T = np.array([-0.02, -0.011, -0.009, 0.0, -0.001])
+    logq_T = np.array([-0.011, -0.009, 0.0, -0.001, -0.02])
     sample = few_responses([5], logq_T=logq_T, counts_T=np.arange(5) < 4)
-    assert too_certain(sample) == "no power: 50 % of the tokens are certain"
+    assert too_certain(sample) == "no power: 75 % of the tokens are certain"
     none = few_responses([2], counts_T=np.zeros(2, dtype=bool))
     assert too_certain(none) == "no power: 100 % of the tokens are certain"
 
@@ -88,17 +88,24 @@ def test_the_least_ratio_is_beyond_the_errors_of_both_means():
 
 def test_responses_that_change_from_token_to_token_are_varied():
     """Steps of 0.5, of 3, which count as 2, and in the third to a token that does not count."""
-    logq_T = -np.array([1.0, 1.5, 1.0, 9.0, 1.0, 4.0, 4.5, 5.0, 1.0, 4.0, 1.0, 3.0, np.nan, 1.0])
-    counts_T = np.ones(14, dtype=bool)
+    logq_T = -np.array(
+        [1.0, 1.5, 1.0, 9.0, 1.0, 4.0, 4.5, 5.0, 1.0, 4.0, 1.0, 3.0, np.nan, 1.0, 1.0, 1.75]
+    )
+    counts_T = np.ones(16, dtype=bool)
     counts_T[9] = False
-    sample = few_responses([3, 1, 4, 4, 2], logq_T=logq_T, counts_T=counts_T)
+    sample = few_responses([3, 1, 4, 4, 2, 2], logq_T=logq_T, counts_T=counts_T)
 
     def varied(fewest: int, least: float) -> list[int]:
         return np.flatnonzero(varied_S(sample, fewest, least)).tolist()
 
-    # Means of 0.5, none, 1, and 2 and 3 nats, both as 2
-    assert varied(0, 0.49) == [0, 2, 3] and varied(0, 0.51) == [2, 3]
+    # Means of 0.5, none, 1, 2 and none, and of one step 0.75
+    assert varied(0, 0.49) == [0, 2, 3, 5] and varied(0, 0.51) == [2, 3, 5]
     assert varied(0, 0.99) == [2, 3] and varied(0, 1.01) == [3]
     assert varied(0, 1.99) == [3] and varied(0, 2.01) == []
-    assert varied(3, 0.0) == [0, 2, 3] and varied(4, 0.0) == [2] and varied(5, 0.0) == []
-    assert varied(1, 0.0) == [0, 1, 2, 3, 4]
+    assert (
+        varied(2, 0.0) == [0, 2, 3, 5]
+        and varied(3, 0.0) == [0, 2, 3]
+        and varied(4, 0.0) == [2]
+        and varied(5, 0.0) == []
+    )
+    assert varied(1, 0.0) == [0, 1, 2, 3, 4, 5]
