@@ -47,6 +47,26 @@ def test_exact_zeros_nearly_certain_tokens_and_the_rest_are_counted():
         assert vars(zeros) == {name: times * value for name, value in vars(expected).items()}
 
 
+def test_sums_of_float32_are_exact_to_more_digits():
+    """Of a thousand values that float32 would add with errors."""
+    other_N = np.full(1000, -1.1, dtype=np.float32)
+    total = 1000 * float(np.float32(1.1))
+    zeros = ZeroCounts()
+    zeros.update(np.zeros(1000, dtype=np.float32), other_N)
+    zeros.update(np.full(1000, -3.0, dtype=np.float32), other_N)
+    sums = (zeros.gap, zeros.zeros_surprise, zeros.rest_surprise)
+    assert sums == pytest.approx([total] * 3, rel=1e-12)
+    batch = topk_batch(
+        topk_ids_TK=np.ones((1000, 1)),
+        response_ids_T=np.ones(1000),
+        logp_rollout_T=other_N,
+        topk_logp_rollout_TK=np.zeros((1000, 1), dtype=np.float32),
+    )
+    columns = OwnColumns()
+    columns.update(batch)
+    assert columns.sides["rollout"].difference == pytest.approx(total, rel=1e-12)
+
+
 def test_zeros_are_doubted_as_often_as_nearly_certain_tokens_are():
     """Of none that is nearly certain, none may be doubted."""
     assert ZeroCounts(zeros=5, nearly=0, nearly_uncertain=0, tokens=0).are_legitimate
@@ -100,7 +120,7 @@ def test_tokens_that_the_current_policy_excludes_are_out_of_support():
 
 def test_impossible_values_are_counted_as_recorded():
     """Of a column that one response lacks: in the loss, above 0 by more than rounding."""
-    rows = [[NAN, INF, -INF, 2e-6, 5e-7, -1.0], None, [-2.0, 3.0, NAN]]
+    rows = [[NAN, INF, -INF, 2e-6, 1e-6, -1.0], None, [-2.0, 3.0, NAN]]
     mask = [[True] * 6, [True] * 2, [True, False, True]]
     table = pa.table({"logp_trainer": pa.array(rows, pa.list_(pa.float32()))})
     batch = make_batch([[-1.0] * 6, [-1.0] * 2, [-1.0] * 3], loss_mask=mask)

@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, added: float = 0.0) -> None:
         super().__init__()
-        self.weight, self.added = nn.Parameter(torch.tensor([3.0, 5.0])), added
+        self.weight, self.added = nn.Parameter(torch.tensor([3.0, 5.0, 7.0])), added
 
     def forward(self, x_H: torch.Tensor) -> torch.Tensor:
         return x_H / x_H.norm(dim=-1, keepdim=True) * (self.weight + self.added)
@@ -25,17 +25,17 @@ class RMSNorm(nn.Module):
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q_norm, self.ln = RMSNorm(), nn.LayerNorm(2)
+        self.q_norm, self.ln = RMSNorm(), nn.LayerNorm(3)
         self.post_norm = RMSNorm(1.0)
-        self.proj, self.plain = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
-        self.grouped_norm = nn.GroupNorm(1, 2, affine=False)
+        self.proj, self.plain = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.grouped_norm = nn.GroupNorm(1, 3, affine=False)
 
 
 class Model(nn.Module):
-    def __init__(self, tied: bool = False, sizes: tuple[int, int] = (3, 3)) -> None:
+    def __init__(self, tied: bool = False, sizes: tuple[int, int] = (4, 4)) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Layer(), Layer()])
-        self.embed, self.head = nn.Embedding(sizes[0], 2), nn.Linear(2, sizes[1], bias=False)
+        self.embed, self.head = nn.Embedding(sizes[0], 3), nn.Linear(3, sizes[1], bias=False)
         if tied:
             self.head.weight = self.embed.weight
 
@@ -64,7 +64,7 @@ def test_each_kind_of_norm_and_bias_may_be_missing():
         state = model.state_dict()
         return [name for name in before if not torch.equal(state[name], before[name])]
 
-    x_H = torch.tensor([3.0, 4.0])
+    x_H = torch.tensor([3.0, 4.0, 0.0])
     for name, weight, value in (
         ("q_norm weights never loaded", "q_norm.weight", 1.0),
         ("post_norm weights never loaded", "post_norm.weight", 0.0),
@@ -87,7 +87,7 @@ def test_each_kind_of_norm_and_bias_may_be_missing():
     assert changed_names() == []
 
 
-@pytest.mark.parametrize("model", [Model(tied=True), Model(sizes=(3, 4))], ids=["tied", "larger"])
+@pytest.mark.parametrize("model", [Model(tied=True), Model(sizes=(4, 5))], ids=["tied", "larger"])
 def test_a_head_that_is_tied_or_of_another_size_is_not_tied(model):
     assert "the embeddings as its head" not in {h.name for h in missing_tensors(model)}
 

@@ -138,6 +138,16 @@ def test_the_hypothesis_that_leaves_least_on_a_few_is_read_on_all():
     assert larger.left_N(sample)[-1] == -8.0
 
 
+def test_of_two_that_leave_the_same_the_first_is_named():
+    moved = dict.fromkeys(("first", "second"), [1.0, -2.0, 1.0, 0, -1.0, 0])
+    assert survey_of(readings_of(EQUAL, OTHER, moved=moved), moved).reading.name == "first"
+
+
+def test_factors_that_change_nothing_are_not_searched_between():
+    stub = SimpleNamespace(_left_on_few=lambda _: 1.0)
+    assert list(Readings.factor_between(stub, float, [1.0, 2.0])) == []
+
+
 def test_of_two_sides_the_one_with_less_left_is_named():
     """Both are away from the model; the rollout's part is what the hypothesis makes."""
     moved = {"most": [0.5, 0.5, 0.5, 0.5, 0.5, 0]}
@@ -252,11 +262,12 @@ def test_the_deviate_is_over_prompts_or_responses_if_there_are_fewer_than_four()
     group_M = (np.arange(80) % GROUPS)[scored_M]
     z = mean_over_prompts(shrunk_M, group_M).z_from(0.0)
     assert Readings(wide, None)._z(left_T) == z != 0
-    prompts = np.array([1, 5, 9, 13])
-    of_prompts = few_responses([2, 3, 4, 1], logp_T=-1.0 - np.arange(10.0))
-    vars(of_prompts)["group_S"] = prompts
-    z = mean_over_prompts(np.arange(10.0) / 2, np.repeat(prompts, [2, 3, 4, 1])).z_from(0.0)
-    assert Readings(of_prompts, None)._z(np.arange(10.0) / 2) == pytest.approx(z)
+    lengths = [2, 3, 4, 1, 2, 2]
+    of_prompts = few_responses(lengths, logp_T=-1.0 - np.arange(14.0))
+    groups = np.array([1, 5, 9, 13, 1, 5])
+    vars(of_prompts)["group_S"] = groups
+    z = mean_over_prompts(np.arange(14.0) / 2, np.repeat(groups, lengths)).z_from(0.0)
+    assert Readings(of_prompts, None)._z(np.arange(14.0) / 2) == pytest.approx(z)
 
 
 def test_a_kind_is_searched_once_with_its_share(monkeypatch):
