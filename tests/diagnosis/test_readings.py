@@ -139,7 +139,7 @@ def test_the_hypothesis_that_leaves_least_on_a_few_is_read_on_all():
 
 
 def test_of_two_that_leave_the_same_the_first_is_named():
-    moved = dict.fromkeys(("first", "second"), [1.0, -2.0, 1.0, 0, -1.0, 0])
+    moved = {name: [1.0, -2.0, 1.0, 0, -1.0, 0] for name in ("first", "second")}
     assert survey_of(readings_of(EQUAL, OTHER, moved=moved), moved).reading.name == "first"
 
 
