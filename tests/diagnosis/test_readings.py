@@ -170,12 +170,16 @@ def test_a_hypothesis_fits_if_it_leaves_less_than_half_on_all(few, left, fits):
     assert (survey.reading is not None) == fits
 
 
-@pytest.mark.parametrize(("left", "z", "fits"), [
-    (0.79, 5.1, True), (0.79, 4.9, False), (0.81, 9.0, False), (0.49, 0.0, True),
+@pytest.mark.parametrize(("few", "left", "z", "fits"), [
+    (0.79, 0.79, 5.1, True), (0.79, 0.79, 4.9, False), (0.81, 0.81, 9.0, False),
+    (0.49, 0.49, 0.0, True), (0.89, 0.6, 9.0, True), (0.91, 0.6, 9.0, False),
 ])  # fmt: skip
-def test_four_fifths_may_be_left_if_that_is_clear_from_prompt_to_prompt(left, z, fits, monkeypatch):
-    keep = 1 - left
-    moved = [keep, -2 * keep, keep, 0, -keep, 0]
+def test_four_fifths_may_be_left_if_that_is_clear_from_prompt_to_prompt(
+    few, left, z, fits, monkeypatch
+):
+    """And nine tenths on a few."""
+    rest = (5 * left - 3 * few) / 2
+    moved = [1 - few, -2 * (1 - few), 1 - rest, 0, -(1 - rest), 0]
     readings = readings_of(EQUAL, OTHER, moved={"one": moved})
     monkeypatch.setattr(readings, "_z", lambda left_T: z)
     assert (survey_of(readings, ["one"]).reading is not None) == fits
