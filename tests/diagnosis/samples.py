@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -14,3 +18,26 @@ class SampleColumns(SimpleNamespace):
     response_N = Sample.response_N
     logq_N = Sample.logq_N
     logp_N = Sample.logp_N
+
+
+def few_responses(lengths: Sequence[int], **columns: Any) -> Sample:
+    """A whole sample of responses with these lengths: each of its own prompt, all of one step, with
+    every token in the loss, but for the columns that are given.
+    """
+    numbers_S, tokens = np.arange(len(lengths)), sum(lengths)
+    zeros_S = np.zeros(len(lengths), dtype=int)
+    usual = {
+        "offset_S1": np.concatenate([[0], np.cumsum(lengths)]),
+        "prompt_id_S": numbers_S,
+        "sample_index_S": zeros_S,
+        "step_S": zeros_S,
+        "prompt_length_S": None,
+        "truncated_S": zeros_S > 0,
+        "response_ids_T": None,
+        "logq_T": np.full(tokens, -1.0),
+        "logp_T": np.full(tokens, -1.0),
+        "counts_T": np.ones(tokens, dtype=bool),
+        "topk_logq_TK": None,
+        "topk_logp_TK": None,
+    }
+    return Sample(**usual | columns)
