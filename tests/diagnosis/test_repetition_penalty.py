@@ -173,8 +173,11 @@ def test_two_hundred_ids_must_differ_from_the_others_of_their_token(rng):
     assert repetition_penalty.from_topk(sample) is not None
     sample.topk_seen_TK[39] = True
     assert repetition_penalty.from_topk(sample) is None
+
+
+def test_ranks_without_the_sampled_tokens_contexts_show_no_penalty(rng):
+    sample = topk_sample(rng)
     sample.seen_T = None
-    assert repetition_penalty.from_topk(topk_sample(rng)) is not None
     assert repetition_penalty.from_topk(sample) is None
 
 

@@ -320,6 +320,31 @@ def test_a_temperature_explains_a_quarter_more_than_its_mirror_image(
         assert finding.left_N is left_of[1.2] and not finding.at_most
 
 
+def test_a_stated_temperature_is_that_of_the_engine_over_that_of_the_trainer(monkeypatch):
+    monkeypatch.setattr(temperature, "temperatures_of", lambda about: about)
+    evidence = SimpleNamespace(about=(0.6, 0.8), sample=SampleColumns(topk_logq_TK=None))
+    stated = temperature._stated(evidence)
+    assert (stated.beta, stated.error, stated.source) == (0.75, 0.0, "the manifest")
+    assert stated.bounds == stated.of_other_half == (0.75, 0.75)
+    evidence.about = (0.8, 0.8)
+    assert temperature._stated(evidence) is None
+
+
+def test_the_temperature_of_a_share_of_the_gap_is_that_which_moves_as_much():
+    """At p = e^−1 the log-odds are −log(e − 1): 1 % of them times 1 − p, or 30 % of the gap."""
+    odds = np.log(np.e - 1)
+    sample = SampleColumns(
+        logq_T=np.full(64, -1.0),
+        logp_T=np.full(64, -0.9),
+        index_N=np.arange(64),
+        d_N=np.full(64, 0.1),
+        group_N=np.arange(64) % 32,
+    )
+    fit = TemperatureFit(1.0, 0.0, (1.0, 1.0), (1.0, 1.0), "top-3", topk=True)
+    size = 0.3 * 0.1 / (odds * (1 - np.exp(-1)))
+    assert temperature.power(sample, fit, 0.3) == f"a temperature of ≥ {1 + size:.4g} times"
+
+
 def test_rows_name_the_fit_with_its_error_and_its_bounds():
     evidence = SimpleNamespace(
         sampling={"temperature": 0.7}, about={"trainer": {"temperature": 0.9}}
