@@ -322,10 +322,10 @@ def test_a_temperature_explains_a_quarter_more_than_its_mirror_image(
 
 def test_a_stated_temperature_is_that_of_the_engine_over_that_of_the_trainer(monkeypatch):
     monkeypatch.setattr(temperature, "temperatures_of", lambda about: about)
-    evidence = SimpleNamespace(about=(0.6, 0.8), sample=SampleColumns(topk_logq_TK=None))
+    evidence = SimpleNamespace(about=(0.75, 0.5), sample=SampleColumns(topk_logq_TK=None))
     stated = temperature._stated(evidence)
-    assert (stated.beta, stated.error, stated.source) == (0.75, 0.0, "the manifest")
-    assert stated.bounds == stated.of_other_half == (0.75, 0.75)
+    assert (stated.beta, stated.error, stated.source) == (1.5, 0.0, "the manifest")
+    assert stated.bounds == stated.of_other_half == (1.5, 1.5)
     evidence.about = (0.8, 0.8)
     assert temperature._stated(evidence) is None
 
