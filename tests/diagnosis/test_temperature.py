@@ -129,6 +129,7 @@ def test_each_half_gets_the_slope_of_the_other():
 def test_a_slope_takes_two_hundred_values_and_rises_in_both_halves():
     assert fitted((1.5, 1.2), tokens=200)[0] is not None
     assert fitted((1.5, 1.2), tokens=199)[0] is None
+    assert fitted((0.7, 0.8))[0].beta == pytest.approx(0.75, abs=0.02)
     assert fitted((-1.5, 2.5))[0] is None
     assert fitted((2.5, -1.5))[0] is None
     assert fitted((-1.5, -1.5))[0] is None
