@@ -176,5 +176,3 @@ def test_tokens_that_the_trainer_calls_impossible_are_counted_with_its_kept_mass
     assert finding.left_N == pytest.approx(np.where(d_N > 0, 0.1 / 3, -0.1))
     assert checked(-d_N, outside=3).status == "found"
     assert checked(-d_N, outside=3).measure == "mean ratio"
-    empty = checked(np.zeros(0), outside=3, group_N=np.zeros(0, dtype=int))
-    assert empty.sentence.startswith("3 sampled tokens")
