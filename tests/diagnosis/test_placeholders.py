@@ -116,6 +116,8 @@ def test_neighbours_are_a_hundred_on_either_side_and_within_half_a_nat():
     few_N = np.array([-2.49, -2.0, -1.51, -1.49, -2.51])
     apart_N = few_N + np.array([1.0, 50.0, -2.0, 90.0, 90.0])
     assert placeholders._gap_of_neighbours(few_N, apart_N, -2.0) == pytest.approx(1.5)
+    least = placeholders._gap_of_neighbours(few_N[:3], apart_N[:3], -2.0)
+    assert least == pytest.approx(1.5)
     alone_N = np.array([-9.0, -2.0, -0.1])
     assert placeholders._gap_of_neighbours(alone_N, alone_N + 1, -2.0) == 0.0
 

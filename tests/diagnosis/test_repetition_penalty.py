@@ -235,9 +235,9 @@ def test_rare_tokens_are_moved_as_at_twelve_nats_and_some_mass_is_always_left():
 
 def test_a_contrast_is_a_slope_with_log_mu_regressed_out(rng):
     group_M = np.repeat(np.arange(8), 5)
-    q_M = rng.normal(size=40)
-    x_M = 0.5 * q_M + rng.normal(size=40)
-    y_M = 2.0 * x_M - 0.7 * q_M + rng.normal(size=40)
+    q_M = 0.1 * rng.normal(size=40)
+    x_M = 5.0 * q_M + rng.normal(size=40)
+    y_M = 2.0 * x_M - 7.0 * q_M + rng.normal(size=40)
     nats, error = repetition_penalty._contrast(x_M, q_M, y_M, group_M)
     design = np.stack([x_M, q_M], axis=1)
     assert nats == pytest.approx(np.linalg.lstsq(design, y_M, rcond=None)[0][0])
@@ -302,6 +302,19 @@ def test_noise_fits_a_penalty_and_its_mirror_image_alike(rng):
     noise_T = rng.normal(size=900)
     noisy = odds_sample(seen_T, odds_T, odds_T + 0.1 * seen_T + noise_T)
     assert repetition_penalty.from_log_odds(noisy).nats == 0.0
+
+
+def test_a_mirrored_penalty_explains_no_more_than_its_size():
+    """Seen tokens gain 0.2 nats, which leaves 0.5 on 160 others; mirrored, it takes 0.2 of these
+    but would take all of them if it were larger.
+    """
+    seen_T = np.arange(2900) < 900
+    odds_T = np.full(2900, -8.0) + 1e-3 * np.sin(np.arange(2900))
+    moved_T = odds_T + np.where(seen_T, 0.2, 0.0)
+    moved_T[900:1060] += 0.5
+    odds_T, moved_T = odds_T + 3, moved_T + 3
+    fit = repetition_penalty.from_log_odds(odds_sample(seen_T, odds_T, moved_T))
+    assert fit.nats == pytest.approx(0.2 - 160 * 0.5 / 2000, abs=1e-3)
 
 
 def test_the_penalty_of_a_half_is_that_of_nine_tenths_of_the_others_moves():

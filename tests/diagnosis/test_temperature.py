@@ -148,12 +148,13 @@ def test_ranks_are_usable_above_twelve_nats_on_both_sides():
 
 
 def test_values_are_centred_over_the_ids_of_their_own_token():
-    v_NK = np.array([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0], [7.0, 8.0, 12.0]])
-    among_NK = np.array([[True, True, False], [False, False, False], [True, True, True]])
+    v_NK = np.array([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0], [7.0, 8.0, 12.0], [9.0, 3.0, 9.0]])
+    among_NK = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0]]) > 0
     assert temperature.centred(v_NK, among_NK).tolist() == [
         [-0.5, 0.5, 0.0],
         [0.0, 0.0, 0.0],
         [-2.0, -1.0, 3.0],
+        [0.0, 0.0, 0.0],
     ]
 
 
