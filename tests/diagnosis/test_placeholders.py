@@ -221,6 +221,7 @@ def zeros_evidence(**fields):
     logq_T[[3, 9, 12, 13]] = 0.0
     logp_T[[12, 13]] = -0.01, -0.03
     logp_T[15] = -0.04
+    logq_T[19] = logp_T[19] = -0.01
     sides = {"logp_rollout": SideCounts(tokens=500), "logp_trainer": SideCounts(tokens=400)}
     zeros = {"logp_rollout": zeros_of(**fields), "logp_trainer": zeros_of(tokens=2, gap=5.0)}
     return evidence_of(sample_of(logq_T, logp_T), sides, zeros)
@@ -255,7 +256,8 @@ def test_zeros_are_of_drafts_if_both_sides_were_sampled():
     assert placeholders.check(evidence).change == placeholders.OF_DRAFTS
     evidence.counts.zeros["logp_rollout"].last = 3
     evidence.counts.zeros["logp_trainer"].last = 2
-    assert placeholders.zeros_finding(evidence, "end-of-sequence").change == ""
+    at_the_end = placeholders.zeros_finding(evidence, "end-of-sequence")
+    assert at_the_end.change == "" and at_the_end.part.among_S.tolist() == [True, False]
     assert placeholders.zeros_finding(evidence, "placeholders") is None
     assert placeholders.zeros_finding(evidence_of(), "placeholders") is None
 

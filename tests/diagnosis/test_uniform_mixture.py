@@ -81,11 +81,10 @@ def test_the_best_mixture_leaves_the_least():
     ],
 )
 def test_the_three_rarest_tokens_are_more_probable_on_the_mixed_side(rarest, others, tokens, rises):
-    other_N = np.array([-9.0, -2.0, -8.5, -1.0, -8.0, -3.0, -2.5, -1.5, -0.5, -4.0])
-    rise_N = np.full(10, others)
-    rise_N[[0, 2, 4]] = rarest
+    other_N = np.array([-2.0, -1.0, -3.0, -2.5, -1.5, -0.5, -4.0, -9.0, -8.0, -8.5])
+    rise_N = np.array([others] * 7 + rarest)
     if tokens < 10:
-        other_N, rise_N = other_N[[0, 2, 4]][:tokens], rise_N[[0, 2, 4]][:tokens]
+        other_N, rise_N = other_N[7:][:tokens], rise_N[7:][:tokens]
     assert uniform_mixture._rises(other_N + rise_N, other_N) == rises
 
 
@@ -133,6 +132,8 @@ def test_what_a_mixture_takes_is_its_share_of_the_gap():
     assert mixture.rare == 80
     assert uniform_mixture._fit_mixture(sample, "logp_rollout") is None
     assert uniform_mixture._fit_mixture(sample_of(PLAIN, PLAIN), "logp_trainer") is None
+    unlikely = sample_of(np.full(200, -5.0), np.full(200, -4.0))
+    assert uniform_mixture._fit_mixture(unlikely, "logp_trainer") is None
 
 
 @pytest.mark.parametrize(
