@@ -212,3 +212,15 @@ def test_a_base_on_both_sides_is_of_all_responses(monkeypatch):
     bases["trainer"] = "e"
     one = sample_of(natural_T, natural_T, [8, 8])
     assert log_base.check(SimpleNamespace(sample=one, model=None)).status == "clear"
+
+
+def test_six_tokens_of_a_response_can_tell_a_base():
+    """Below a twentieth of a nat, in the rollout."""
+    logq_T = np.array([-0.051] * 6 + [-0.049] + [-0.051] * 5 + [-0.049] * 2)
+    sample = sample_of(logq_T, logq_T, [7, 7])
+    assert log_base._telling_S(sample).tolist() == [True, False]
+
+
+def test_a_token_tells_if_either_side_is_uncertain():
+    logp_N = np.full(6, -0.069)
+    assert log_base.pair_of_bases(logp_N / LN["10"], logp_N) == ("10", "e")

@@ -66,6 +66,8 @@ def test_each_half_is_fitted_by_the_other():
 def test_the_best_mixture_leaves_the_least():
     epsilon, floor = uniform_mixture._best(mixed(0.2, 1e-4), PLAIN)
     assert (epsilon, floor) == pytest.approx((0.2, 1e-4), rel=1e-6)
+    off_N = np.where(PLAIN < -5, 0.5, 0.0)
+    assert uniform_mixture._best(mixed(0.2, 1e-4) + off_N, PLAIN)[0] == pytest.approx(0.2, abs=1e-2)
     # Likely tokens gain, or are at the floor
     assert uniform_mixture._best(PLAIN + 0.1, PLAIN)[0] == 0.0
     assert uniform_mixture._best(np.full(200, np.log(1e-2)), PLAIN) == pytest.approx((1.0, 1e-2))
@@ -100,14 +102,14 @@ def test_the_three_rarest_tokens_are_more_probable_on_the_mixed_side(rarest, oth
         ({"floor": 0.1 / 49}, False),
         ({"floor": 0.1 / 1.9e6}, True),
         ({"floor": 0.1 / 2.1e6}, False),
-        ({"left_N": np.array([-0.34, 0.34, 5.0])}, True),
-        ({"left_N": np.array([0.36, 0.36, 0.0])}, False),
+        ({"left_N": np.array([-0.69, 0.69, 5.0])}, True),
+        ({"left_N": np.array([0.71, 0.71, 0.0])}, False),
     ],
 )
 def test_a_mixture_shows_at_both_ends(changed, shows):
     """Rare tokens keep at most 35 % of their gap; ε over the floor is a vocabulary."""
     mixture = uniform_mixture._Mixture("logp_trainer", 0.1, 1e-5, 10, np.zeros(3), 0.5)
-    abs_d_N, rare_N = np.array([1.0, 1.0, 9.0]), np.array([True, True, False])
+    abs_d_N, rare_N = np.array([2.0, 2.0, 9.0]), np.array([True, True, False])
     assert uniform_mixture._shows(replace(mixture, **changed), abs_d_N, rare_N) == shows
 
 
