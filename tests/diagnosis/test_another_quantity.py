@@ -166,6 +166,17 @@ def test_the_quantity_that_most_responses_hold_is_named():
     assert spoiled_T.tolist() == is_broken_T.tolist()
 
 
+def test_of_two_quantities_that_of_more_responses_is_taken(monkeypatch):
+    def matches(_, side: str):
+        responses = {"logp_trainer": (2, 3), "logp_rollout": (5, 4)}[side]
+        for count in responses:
+            yield another_quantity._Match(side, str(count), np.arange(9) < count, np.zeros(9))
+
+    monkeypatch.setattr(another_quantity, "_matches", matches)
+    largest = another_quantity._largest(None)
+    assert (largest.side, largest.quantity) == ("logp_rollout", "5")
+
+
 def test_without_a_quantity_the_responses_that_could_show_one_are_counted():
     """Six tokens of thirty responses are a tenth from their mean; of ten, five."""
     logq_T = np.tile([-1.0, -1.0, -1.0, -2.0, -2.0, -2.0, -1.5, -1.5, -1.5, -1.5], 40)

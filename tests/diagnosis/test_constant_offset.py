@@ -122,6 +122,15 @@ def test_responses_with_a_constant_are_named_with_their_quantiles(monkeypatch):
             assert (clear.status, clear.effect) == ("clear", 0.4)
 
 
+def test_a_response_could_show_a_constant_in_six_tokens_that_are_not_clipped():
+    logq_T = np.full(14, -1.0)
+    logq_T[[6, 13]] = 0.0
+    logp_T = np.full(14, -1.0)
+    logp_T[12] = 0.0
+    sample = sample_of(logq_T, logp_T, [7, 7])
+    assert constant_offset._testable_S(sample).tolist() == [True, False]
+
+
 def test_one_response_with_a_constant_is_chance(monkeypatch):
     monkeypatch.setattr(constant_offset, "mixture_in", lambda _: None)
     logq_T = np.full(80, -2.0)

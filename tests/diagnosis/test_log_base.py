@@ -137,24 +137,24 @@ def test_the_base_of_a_side_is_the_one_with_which_the_model_agrees(base):
 
 
 def test_a_models_token_is_near_to_six_per_cent_and_three_hundredths():
-    model = SimpleNamespace(logp_T=lambda: np.full(100, -1.0))
-    for off, base in ((0.089, "e"), (0.091, None)):
-        own_T = np.full(100, -1.0 - off)
-        sample = sample_of(own_T, own_T, [100])
+    model = SimpleNamespace(logp_T=lambda: np.full(120, -2.0))
+    for off, base in ((0.149, "e"), (0.151, None)):
+        own_T = np.full(120, -2.0 - off)
+        sample = sample_of(own_T, own_T, [120])
         assert log_base._base_by_model(own_T, model, sample) == base
 
 
 def test_the_base_of_a_side_is_by_its_ranks_or_else_by_the_model(monkeypatch):
-    asked = []
+    calls = []
     monkeypatch.setattr(log_base, "_base_of_topk", lambda ranks: ranks)
-    monkeypatch.setattr(log_base, "_base_by_model", lambda *about: asked.append(about) or "10")
+    monkeypatch.setattr(log_base, "_base_by_model", lambda *about: calls.append(about) or "10")
     sample = SimpleNamespace(topk_logq_TK="2", topk_logp_TK="e", logq_T="q", logp_T="p")
     evidence = SimpleNamespace(sample=sample, model="model")
     assert log_base._base_of(evidence, "rollout") == "2"
-    assert log_base._base_of(evidence, "trainer") == "e" and not asked
+    assert log_base._base_of(evidence, "trainer") == "e" and not calls
     sample.topk_logq_TK = sample.topk_logp_TK = None
     assert log_base._base_of(evidence, "rollout") == log_base._base_of(evidence, "trainer") == "10"
-    assert asked == [("q", "model", sample), ("p", "model", sample)]
+    assert calls == [("q", "model", sample), ("p", "model", sample)]
     evidence.model = None
     assert log_base._base_of(evidence, "rollout") is None
 
@@ -209,9 +209,23 @@ def test_a_base_on_both_sides_is_of_all_responses(monkeypatch):
         "natural: the rollout's are to base 2 and the trainer's are to base 10."
     )
     assert [value for _, value in finding.evidence] == ["2", "10"]
-    bases["trainer"] = "e"
     one = sample_of(natural_T, natural_T, [8, 8])
-    assert log_base.check(SimpleNamespace(sample=one, model=None)).status == "clear"
+    for rollout, trainer in (("2", "e"), ("e", "2"), (None, "10")):
+        bases |= {"rollout": rollout, "trainer": trainer}
+        assert log_base.check(SimpleNamespace(sample=one, model=None)).status == "clear"
+
+
+def test_a_hundredth_of_the_responses_is_in_another_base():
+    """Two of three hundred are chance, three are not; so is a single response."""
+    natural_T = natural(1800)
+    for broken, status in ((2, "clear"), (3, "found")):
+        logq_T = natural_T.copy()
+        logq_T[: 6 * broken] /= LN["2"]
+        sample = sample_of(logq_T, natural_T, [6] * 300)
+        assert log_base.check(SimpleNamespace(sample=sample, model=None)).status == status
+    single = sample_of(natural_T[:8] / LN["2"], natural_T[:8], [8])
+    finding = log_base.check(SimpleNamespace(sample=single, model=None))
+    assert finding.status == "untested" and finding.reason.startswith("no power")
 
 
 def test_six_tokens_of_a_response_can_tell_a_base():

@@ -219,11 +219,11 @@ def test_the_gap_of_a_token_is_predicted_from_its_other_ids():
     own_shift = (2 * 0.5 * 0.15 + 0.5 * shift) / (2 * 0.25 + 0.5)
     grown = [0.4 * np.exp(own_shift + slope * q_K[0]), 0.3 * np.exp(own_shift + slope * q_K[1])]
     log_sum = np.log(sum(grown) + 0.3)
-    for seen in (True, False):
+    for is_seen in (True, False):
         gap_N = repetition_penalty._predict_gap(
-            ranks, np.array([q_K[1]]), np.array([seen]), shift, slope
+            ranks, np.array([q_K[1]]), np.array([is_seen]), shift, slope
         )
-        own = own_shift + slope * q_K[1] if seen else 0.0
+        own = own_shift + slope * q_K[1] if is_seen else 0.0
         assert gap_N == pytest.approx([own - log_sum])
 
 
@@ -280,13 +280,13 @@ def test_the_contrast_of_log_odds_is_that_of_seen_tokens_at_equal_log_odds(rng):
     assert fit.source == "the sampled tokens' log-odds, approximate"
 
 
-@pytest.mark.parametrize(("seen", "others", "fits"), [
+@pytest.mark.parametrize(("penalised", "others", "fits"), [
     (200, 200, True), (199, 200, False), (200, 199, False),
 ])  # fmt: skip
-def test_log_odds_of_two_hundred_tokens_of_either_kind(seen, others, fits, rng):
+def test_log_odds_of_two_hundred_tokens_of_either_kind(penalised, others, fits, rng):
     """Beside fifty of each kind that are nearly certain."""
-    seen_T = np.repeat([True, False, True, False], [seen, others, 50, 50])
-    odds_T = np.where(np.arange(len(seen_T)) < seen + others, -2.0, 8.0)
+    seen_T = np.repeat([True, False, True, False], [penalised, others, 50, 50])
+    odds_T = np.where(np.arange(len(seen_T)) < penalised + others, -2.0, 8.0)
     sample = odds_sample(seen_T, odds_T, odds_T + 0.1 * rng.normal(size=len(seen_T)))
     assert (repetition_penalty.from_log_odds(sample) is not None) == fits
     sample.seen_T = None

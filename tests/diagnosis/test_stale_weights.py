@@ -118,9 +118,9 @@ def test_stale_responses_are_a_part_if_nearly_all_are_at_one_of_both_ends(
     way, undecided, stale, monkeypatch
 ):
     """Two responses at each end at least, and four fifths at either."""
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        stale_weights, "shared_by", lambda *arguments: asked.append(arguments) or "all of step 3"
+        stale_weights, "shared_by", lambda *arguments: calls.append(arguments) or "all of step 3"
     )
     error = [0.1] * len(way) + [0.2] * undecided
     ways = ways_of([*way, *[0.0] * undecided], error)
@@ -132,7 +132,7 @@ def test_stale_responses_are_a_part_if_nearly_all_are_at_one_of_both_ends(
     assert part.inside_S.tolist() == ways.stale_S.tolist() and part.inside_S.sum() == stale
     assert part.among_S.tolist() == ways.decided_S.tolist()
     assert part.shared == "all of step 3"
-    [(sample, inside_S, among_S, traces)] = asked
+    [(sample, inside_S, among_S, traces)] = calls
     assert (sample, traces) == ("sample", "traces")
     assert inside_S.sum() == stale and among_S.sum() == len(way)
 

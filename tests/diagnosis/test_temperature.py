@@ -233,11 +233,11 @@ def test_slopes_on_seen_tokens_differ_by_their_ratio_and_their_errors(
     assert temperature.differs_where_seen(sample) == differs
 
 
-@pytest.mark.parametrize("seen", [199, 201])
-def test_both_parts_need_two_hundred_tokens(seen, monkeypatch):
+@pytest.mark.parametrize("in_context", [199, 201])
+def test_both_parts_need_two_hundred_tokens(in_context, monkeypatch):
     monkeypatch.setattr(temperature, "_slope", lambda *_: pytest.fail("too few tokens"))
     sample = SampleColumns(
-        seen_T=np.arange(400) < seen,
+        seen_T=np.arange(400) < in_context,
         index_N=np.arange(400),
         logq_T=np.full(400, -1.0),
         logp_T=np.full(400, -1.0),

@@ -116,9 +116,9 @@ def test_far_responses_are_mentioned_unless_they_are_those_of_the_steps(
     far, shared, words, monkeypatch
 ):
     """Of twenty responses the steps have the last ten."""
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        step_change, "shared_by", lambda *arguments: asked.append(arguments) or shared
+        step_change, "shared_by", lambda *arguments: calls.append(arguments) or shared
     )
     inside_S = np.arange(20) >= 10
     subset = None
@@ -127,7 +127,7 @@ def test_far_responses_are_mentioned_unless_they_are_those_of_the_steps(
     evidence = evidence_of(far=subset)
     sentence = step_change._sentence_on_far(evidence, change_of(inside_S=inside_S))
     assert sentence == words
-    for sample, far_S, among_S, traces in asked:
+    for sample, far_S, among_S, traces in calls:
         assert (sample, traces) == (evidence.sample, evidence.traces)
         assert far_S is subset.inside_S
         assert among_S.tolist() == inside_S.tolist()
