@@ -32,6 +32,7 @@ def test_an_id_is_frequent_from_eight_occurrences_under_four_prompts_on():
         ([1.0] * 8 + [1.29, 0.71], 0.2, 1.0),
         ([1.0] * 8 + [1.31, 0.71], 0.2, 0.9),
         ([-1.0] * 8 + [-1.29, -0.69], 0.2, 0.9),
+        ([2.0] * 8 + [2.59, 1.41], 0.2, 1.0),
     ],
 )
 def test_a_bias_is_near_all_occurrences_and_four_times_the_gap_of_other_tokens(own, others, near):

@@ -139,6 +139,8 @@ def test_one_response_with_a_constant_is_chance(monkeypatch):
     finding = constant_offset.check(SimpleNamespace(sample=sample_of(logq_T, logp_T, [8] * 10)))
     assert (finding.status, finding.effect) == ("clear", 0.1)
     assert finding.reason == "would have found ≥ 0.5 nats in half of the responses"
+    alone = constant_offset.check(SimpleNamespace(sample=sample_of(logq_T[:8], logp_T[:8], [8])))
+    assert (alone.status, alone.effect) == ("clear", 1.0)
 
 
 def test_the_constant_that_would_have_been_found_is_five_times_a_responses_gaps():

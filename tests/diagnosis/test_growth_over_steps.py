@@ -146,3 +146,9 @@ def test_a_gap_that_hardly_grows_or_falls_is_clear():
         assert (finding.check, finding.status) == ("growth-over-steps", "clear")
         assert finding.effect == pytest.approx(values[-1] / values[0], rel=0.05)
         assert finding.reason.startswith("would have found a growth of ")
+
+
+def test_steps_that_scatter_about_a_rise_are_not_growth():
+    """A rise of more than half as much again, with a t below 4."""
+    finding, _ = checked([1.0, 2.0, 1.0, 2.2, 1.4, 2.4])
+    assert finding.check == "growth-over-steps" and finding.status != "found"

@@ -90,6 +90,9 @@ def test_the_other_side_is_rounded_too():
     for logq_T, logp_T in ((bfloat16(exact_T), exact_T), (exact_T, bfloat16(exact_T))):
         finding = lm_head.check(evidence_of(logq_T, logp_T))
         assert finding.status == "found" and not finding.left_N.any()
+    mostly_T = np.where(np.arange(300) < 200, bfloat16(exact_T), exact_T)
+    mixed = lm_head.check(evidence_of(bfloat16(exact_T), mostly_T))
+    assert "rollout and the trainer" in mixed.sentence and mixed.left_N is None
     both = lm_head.check(evidence_of(bfloat16(exact_T), bfloat16(exact_T - 1)))
     assert both.status == "found" and both.left_N is None
 
