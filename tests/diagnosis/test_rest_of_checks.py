@@ -295,7 +295,7 @@ def test_eight_responses_must_have_ended_on_their_own():
 
 
 def uneven(far: int, low: float = 0.05, newer: bool = False, gap: float = 0.4):
-    """The finding where so many of ten responses of eight tokens have another gap than 0.1."""
+    """The finding where so many of ten responses of eight tokens have a gap that is not 0.1."""
     inside_S = np.arange(10) < far
     d_T = np.where(np.repeat(inside_S, 8), gap, 0.1)
     sample = tokens_of(d_T.tolist(), [8] * 10)
