@@ -151,8 +151,7 @@ def aligned(
     if gap < _REAL:
         lag = _whole_lag(logq_T, logp_T, counts_T, unshifted_T, gap)
         return gap, lag, 0, lag != 0
-    before_T1 = np.concatenate([[0.0], np.nancumsum(unshifted_T)])
-    fits = {lag: _best_start(before_T1, _cost(logq_T, logp_T, counts_T, lag)) for lag in LAGS}
+    fits = {lag: _best_start(unshifted_T, _cost(logq_T, logp_T, counts_T, lag)) for lag in LAGS}
     best = min(fits, key=lambda lag: fits[lag][0])
     left, start = fits[best]
     better = left < _FITS_BETTER * gap
@@ -180,20 +179,19 @@ def _whole_lag(
     return best if left[best] <= _FITS * gap else 0
 
 
-def _best_start(before_T1: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
+def _best_start(unshifted_T: np.ndarray, shifted_T: np.ndarray) -> tuple[float, int]:
     """The mean cost of a response that is shifted from some token on, and that token, where the
-    mean is smallest.
-
-    `before_T1` is the sum of the unshifted costs before each token, `cost_T` a token's shifted
-    cost.
+    mean is smallest; tokens without a cost, such as those of tools, are not in it.
     """
-    after_T1 = np.concatenate([np.nancumsum(cost_T[::-1])[::-1], [0.0]])
-    count_after_T1 = np.concatenate([np.cumsum(np.isfinite(cost_T)[::-1])[::-1], [0]])
-    start_T1 = np.arange(len(cost_T) + 1)
-    possible_T1 = (count_after_T1 >= SHORTEST) & ((start_T1 == 0) | (start_T1 >= _HEAD))
+    before_T1 = np.concatenate([[0.0], np.nancumsum(unshifted_T)])
+    count_before_T1 = np.concatenate([[0], np.cumsum(np.isfinite(unshifted_T))])
+    after_T1 = np.concatenate([np.nancumsum(shifted_T[::-1])[::-1], [0.0]])
+    count_after_T1 = np.concatenate([np.cumsum(np.isfinite(shifted_T)[::-1])[::-1], [0]])
+    is_first_T1 = np.arange(len(shifted_T) + 1) == 0
+    possible_T1 = (count_after_T1 >= SHORTEST) & (is_first_T1 | (count_before_T1 >= _HEAD))
     if not possible_T1.any():
         return np.inf, 0
-    mean_T1 = (before_T1 + after_T1) / np.maximum(start_T1 + count_after_T1, 1)
+    mean_T1 = (before_T1 + after_T1) / np.maximum(count_before_T1 + count_after_T1, 1)
     mean_T1 = np.where(possible_T1, mean_T1, np.inf)
     start = int(np.argmin(mean_T1))
     # A whole shift is the simpler explanation, if about as good

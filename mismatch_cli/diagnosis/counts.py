@@ -233,7 +233,8 @@ class ImprobableCopies(Accumulator):
         """
         if batch.response_ids_T is None:
             return
-        surprise_T = np.nan_to_num(-batch.logp_rollout_T.astype(np.float64), nan=0.0, posinf=0.0)
+        logp_T = batch.logp_rollout_T.astype(np.float64)
+        surprise_T = np.where(np.isfinite(logp_T), -logp_T, 0.0)
         improbable_S = _sums_by_response(surprise_T, batch.offset_S1) >= UNREPEATABLE
         content_S = content_hashes(batch.response_ids_T, batch.offset_S1)
         key_S = hash_keys(batch.step_S, batch.prompt_id_S, batch.sample_index_S, seed=3)

@@ -86,13 +86,16 @@ def _otsu_cut(sorted_R: np.ndarray) -> float | None:
     """The middle between two groups of values; None if they are not far enough apart."""
     count = len(sorted_R)
     fewest_below = max(FEWEST, round(_USUAL * count))
-    # A cut has so many values below it
-    below_K = np.arange(fewest_below, count - FEWEST + 1)
+    # A cut has so many values below it. The first is one too few: where it is the best, the usual
+    # responses are too few, and another cut would part the far ones.
+    below_K = np.arange(fewest_below - 1, count - FEWEST + 1)
     sums = np.cumsum(sorted_R)
     low_mean_K = sums[below_K - 1] / below_K
     high_mean_K = (sums[-1] - sums[below_K - 1]) / (count - below_K)
     between_K = below_K * (count - below_K) * (high_mean_K - low_mean_K) ** 2
     best = int(np.argmax(between_K))
+    if best == 0:
+        return None
     below, above = np.split(sorted_R, [below_K[best]])
     within = np.sqrt((below.var() * len(below) + above.var() * len(above)) / count)
     apart = float(high_mean_K[best] - low_mean_K[best])

@@ -41,7 +41,7 @@ def no_power(why: str) -> str:
 
 def percent(share: float) -> str:
     """A share of 1 in per cent, with two digits where it is small."""
-    return f"{100 * share:.2g} %" if share < 1 else "100 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"
 
 
 def of_responses(testable_S: np.ndarray) -> str:
@@ -85,7 +85,8 @@ def varied_S(sample: Sample, fewest: int, least: float) -> np.ndarray:
     show that values are at another place.
     """
     step_T = np.abs(np.diff(sample.logq_T, prepend=np.nan))
-    usable_T = sample.counts_T & (sample.position_T > 0) & np.isfinite(step_T)
+    follows_T = np.concatenate([[False], sample.counts_T[:-1]]) & (sample.position_T > 0)
+    usable_T = sample.counts_T & follows_T & np.isfinite(step_T)
     response_U = sample.response_T[usable_T]
     step_U = np.minimum(step_T[usable_T], _MOST_STEP)
     count_S = np.bincount(response_U, minlength=sample.num_responses)

@@ -129,7 +129,7 @@ class Sample:
 
     @cached_property
     def group_S(self) -> np.ndarray:
-        """The prompt group of each response, one of 32, over which errors are estimated."""
+        """The prompt group of each response, one of 128, over which errors are estimated."""
         return prompt_groups(self.prompt_id_S)
 
     @cached_property

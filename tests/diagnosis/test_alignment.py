@@ -59,9 +59,10 @@ def plainly_aligned(columns: tuple[np.ndarray, ...], real: float) -> tuple[float
     fits = []
     for lag in NEAR:
         shifted = np.array(costs_of(*columns, lag))
-        # From no token before the third on, with six shifted ones
-        for start in (0, *range(3, len(shifted))):
-            if np.isfinite(shifted[start:]).sum() >= 6:
+        # After three tokens in step, with six shifted ones
+        for start in range(len(shifted)):
+            is_possible = start == 0 or np.isfinite(unshifted[:start]).sum() >= 3
+            if is_possible and np.isfinite(shifted[start:]).sum() >= 6:
                 left = np.nanmean([*unshifted[:start], *shifted[start:]])
                 fits.append((left, lag, start))
     left, lag, start = min(fits, key=lambda fit: fit[0], default=(np.inf, 0, 0))
@@ -75,8 +76,8 @@ def plainly_aligned(columns: tuple[np.ndarray, ...], real: float) -> tuple[float
 
 
 def broken_responses(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, ...]]:
-    """Short ones, in step up to some token and shifted from there on, more or less exactly; what
-    follows their last few tokens does not count.
+    """Short ones, in step up to some token and shifted from there on, more or less exactly; the
+    last few tokens do not count, nor, in one of two, some in the middle.
     """
     for trial in range(360):
         length, lag = int(rng.integers(5, 16)), int(rng.choice([0, *NEAR]))
@@ -90,6 +91,8 @@ def broken_responses(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, ...
                 logp_T[t + lag] = logq_T[t]
         logp_T += scale * rng.choice([0.02, 0.1, 0.3, 0.6]) * rng.normal(size=length)
         counts_T = np.arange(length) < length - int(rng.choice([0, 0, 1, 2]))
+        first = int(rng.integers(0, length))
+        counts_T[first : first + int(rng.choice([0, 0, 1, 3]))] = False
         yield logq_T, logp_T, counts_T
 
 
@@ -102,6 +105,16 @@ def test_the_best_lag_and_its_first_token_are_those_of_a_plain_loop(rng):
             assert gap == pytest.approx(expected[0]) and tuple(others) == expected[1:], columns
             lags.add((others[0], others[1] > 0))
     assert {lag for lag, _ in lags} == {0, *NEAR} and len(lags) > 11, "whole shifts and others"
+
+
+def test_tokens_of_tools_do_not_dilute_a_gap(rng):
+    """Turns of twenty tokens with a gap of noise and no shift, and tools between them."""
+    for tool_tokens in (0, 40, 100, 400):
+        counts_T = np.tile(np.arange(20 + tool_tokens) < 20, 7)
+        logq_T = -rng.exponential(1.0, len(counts_T))
+        logp_T = logq_T + 0.3 * rng.normal(size=len(counts_T))
+        gap, lag, start, better = aligned(logq_T, logp_T, counts_T, 0.15)
+        assert gap == pytest.approx(0.24, abs=0.06) and (lag, start, better) == (0, 0, False)
 
 
 def test_a_whole_shift_that_leaves_little_more_is_preferred_to_one_from_a_token_on():

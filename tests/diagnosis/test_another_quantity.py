@@ -133,6 +133,16 @@ def test_a_response_with_few_tokens_that_tell_is_one_of_them_if_all_fit(monkeypa
     assert not match.inside_S[20:].any()
 
 
+def test_a_token_without_ranks_has_no_most_probable_one(monkeypatch):
+    """Its response holds the quantity on all others."""
+    monkeypatch.setattr(another_quantity, "real_gap", lambda _: 0.3)
+    sample = greedy(0.0)
+    sample.topk_logq_TK[9::10] = np.nan
+    match = greedy_match(sample)
+    assert np.flatnonzero(match.inside_S).tolist() == list(range(20))
+    assert np.isnan(match.left_T[9::10]).all() and np.isfinite(match.left_T[:9]).all()
+
+
 def test_the_rollout_may_hold_a_quantity_of_the_trainer(monkeypatch):
     monkeypatch.setattr(another_quantity, "real_gap", lambda _: 0.3)
     sample = greedy(0.0)

@@ -228,6 +228,9 @@ def test_values_that_are_not_measured_make_no_response_improbable():
     copies = ImprobableCopies()
     copies.update(batch)
     assert copies.count() == (0, 1)
+    # Nor do they hide the copies after them
+    copies.update(make_batch([[INF, -9.0], [-9.0, -9.0], [-9.0, -9.0]], response_ids=[[4, 5]] * 3))
+    assert copies.count() == (1, 3)
 
 
 def test_an_improbable_response_leaves_the_sums_of_others_exact():

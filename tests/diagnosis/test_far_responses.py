@@ -37,6 +37,9 @@ def test_a_fifth_of_the_responses_are_usual():
     """Of thirty, six; fewer others are those of certain tokens."""
     assert far([0.1] * 6 + [0.35] * 24) == list(range(6, 30))
     assert far([0.1] * 5 + [0.35] * 25) is None
+    # A cut within the far ones would leave them as few as it likes
+    assert far([0.1] * 5 + [1.0] * 25) is None
+    assert far([0.1] * 5 + np.linspace(0.9, 1.1, 25).tolist()) is None
 
 
 def test_far_is_three_times_the_gap_of_the_others():

@@ -109,6 +109,14 @@ def test_one_token_in_a_hundred_may_have_more_than_1(broken, base):
     assert log_base._base_of_topk(ranks_TK) == base
 
 
+def test_a_single_rank_has_no_base():
+    """Of a confident policy its natural logarithm is a probability to base 2, too."""
+    first_rank = np.log(np.random.default_rng(0).uniform(0.5, 0.99, (5000, 1)))
+    assert log_base._base_of_topk(first_rank) is None
+    without_others = np.pad(first_rank, ((0, 0), (0, 2)), constant_values=np.nan)
+    assert log_base._base_of_topk(without_others) is None
+
+
 def test_a_token_is_uncertain_below_a_tenth_of_a_nat():
     first_rank = ranks_of([-0.09, -2.6], 200)
     assert log_base._base_of_topk(first_rank) is None

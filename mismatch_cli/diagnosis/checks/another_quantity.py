@@ -128,7 +128,9 @@ def _quantities(sample: Sample, other_T: np.ndarray, side: str) -> Iterator[_Qua
     ranks_TK = sample.topk_logq_TK if side == "logp_trainer" else sample.topk_logp_TK
     if ranks_TK is not None:
         best_T = np.max(ranks_TK, axis=1, initial=-np.inf, where=np.isfinite(ranks_TK))
-        yield _Quantity("that of the most probable token", np.where(best_T < 0, best_T, np.nan))
+        is_measured_T = np.isfinite(best_T) & (best_T < 0)
+        best_T = np.where(is_measured_T, best_T, np.nan)
+        yield _Quantity("that of the most probable token", best_T)
     yield from _sums(sample, other_T)
 
 

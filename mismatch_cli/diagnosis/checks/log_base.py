@@ -127,12 +127,13 @@ def pair_of_bases(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | N
 
 def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
     """The smallest base for which the ranks' probabilities never sum to above 1; with base 2
-    also to most of 1.
+    also to most of 1. A single rank is below 1 to any base.
     """
     if logp_TK is None:
         return None
     first_T = logp_TK.max(axis=1, initial=-np.inf, where=np.isfinite(logp_TK))
-    logp_UK = logp_TK[np.isfinite(first_T) & (first_T < _UNCERTAIN)].astype(np.float64)
+    has_two_T = np.isfinite(logp_TK).sum(axis=1) >= 2
+    logp_UK = logp_TK[has_two_T & (first_T < _UNCERTAIN)].astype(np.float64)
     if len(logp_UK) < _FEWEST_UNCERTAIN:
         return None
     for base, factor in _BASES.items():

@@ -220,7 +220,7 @@ def _slope(
     """
     down, error = slope_over_prompts(x_M, y_M, group_M)
     up, _ = slope_over_prompts(y_M, x_M, group_M)
-    if not (down > 0 and up > 0):
+    if not down > 0:  # nor is the other: both have the sign of Σ x y
         return None
     return float(np.sqrt(down / up)), error, (down, 1 / up)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.power import clear, no_power
+from mismatch_cli.diagnosis.power import clear, no_power, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "uniform-mixture", 3
@@ -62,7 +62,7 @@ def check(evidence: Evidence) -> Finding:
         ("V, by these two", mixture.vocabulary),
         ("tokens that are rarer than five times the floor", mixture.rare),
     )
-    lost = f"{100 * mixture.epsilon:.2g} %"
+    lost = percent(mixture.epsilon)
     sentence = (
         f"{mixture.side} fits a distribution of which {lost} is spread evenly: likely tokens lose "
         f"{lost}, and the {things(mixture.rare, 'rare token')} stay above {mixture.floor:.2g}."
@@ -157,4 +157,4 @@ def _power(sample: Sample) -> str:
     if rare < _FEWEST:
         return no_power(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
     gap = float(np.abs(sample.d_N).mean())
-    return f"a share of ≥ {100 * -np.expm1(-2 * gap):.2g} %"
+    return f"a share of ≥ {percent(-np.expm1(-2 * gap))}"
