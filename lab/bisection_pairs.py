@@ -24,7 +24,7 @@ from mismatch_cli.models.engines import (
     create_engine,
 )
 from mismatch_cli.trace.reader import Trace
-from tests.bisect.changed_models import scaled
+from tests.changed_models import scaled
 from tests.bisect.planted import (
     BFLOAT16,
     BUNDLED,

@@ -133,8 +133,8 @@ def test_a_good_trace_passes(runner):
     done = runner.run("gate", traces=f"{FLOAT32}\n", limits="verl\n  \nnemo-rl\n")
     assert done.code == 0, done.log
     assert done.outputs == {"verdict": "passed", "exit-code": "0"} and done.commands == []
-    assert done.summary.startswith("### ✅ mismatch-cli gate: passed\n\n7 of 7 limits hold.\n")
-    assert "7 of 7 limits hold." in done.log
+    assert done.summary.startswith("### ✅ Does the gap stay within its limits? Passed\n\n")
+    assert "8 of 8 limits hold.\n" in done.summary and "8 of 8 limits hold." in done.log
 
 
 HOSTILE = "evil |`<b>\n::error::planted"
@@ -165,23 +165,23 @@ def test_a_bad_trace_fails_with_a_summary_and_an_annotation(bad):
         command
         == "::error title=mismatch-cli gate::tv_binary_mean (mismatch) ≤ 0.001: 0.00275945 is above 0.001"
     )
-    assert bad.summary.startswith("### ❌ mismatch-cli gate: failed\n\nThe limit does not hold: ")
+    assert bad.summary.startswith("### ❌ Does the gap stay within its limits? Failed\n\n")
+    assert "The limit does not hold: " in bad.summary
     assert "sampled with different settings" not in bad.log and "tv_binary_mean" in bad.log
 
 
 def test_names_and_sources_are_text_in_the_summary(bad):
-    head, rule, row = [line for line in bad.summary.splitlines() if line.startswith("|")]
-    assert [len(re.split(r"(?<!\\)\|", line)) for line in (head, rule, row)] == [8, 8, 8]
-    assert (
-        r"evil \|\`\<b\>⏎::error::planted" in row
-        and r"0.00276 \[0.00223, 0.00433\]" in row
-        and "≤ 0.001" in row
-    )
+    rows = [line for line in bad.summary.splitlines() if line.startswith("|")]
+    assert [len(re.split(r"(?<!\\)\|", row)) for row in rows] == [8] * 3 + [4] * 6
+    assert r"0.00276 | \[0.00223, 0.00433\] | ≤ 0.001" in rows[2]
+    assert r"evil \|\`\<b\>⏎::error::planted" in rows[-1]
     assert not re.search(r"(?<!\\)[<`]", bad.summary)
 
 
 def test_a_job_may_continue_if_a_limit_does_not_hold(runner):
-    done = runner.run("gate", traces=str(FP8), fail_on="error")
+    limits = runner.folder / "low.toml"
+    limits.write_text("[limits.tv_binary_mean]\nmax = 0.001\n", "utf-8")
+    done = runner.run("gate", traces=str(FP8), limits=str(limits), fail_on="error")
     assert done.code == 0 and done.outputs == {"verdict": "failed", "exit-code": "3"}
     assert [line.partition(" ")[0] for line in done.commands] == [
         "::warning"

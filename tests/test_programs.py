@@ -49,7 +49,8 @@ OF_ALL = (
     "base/test_places.py", "probe/test_from_manifest.py", "report/plots/test_words.py",
     "report/test_screens.py", "trace/test_completeness.py", "trace/test_folder.py",
     "app/commands/test_configuration.py", "app/commands/test_curate.py",
-    "report/test_paper_figures.py", "studies/test_remedies.py",
+    "report/test_paper_figures.py", "studies/test_remedies.py", "limits/test_one_judge.py",
+    "models/engines/test_server.py", "app/test_rank_command_line.py",
 )  # fmt: skip
 
 

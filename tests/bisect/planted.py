@@ -26,7 +26,7 @@ from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import requests_of, with_columns
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import write_shard
-from tests.bisect.changed_models import (
+from tests.changed_models import (
     copied,
     rounded_norms_in_vllm,
     rounded_to_int8,

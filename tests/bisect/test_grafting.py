@@ -22,7 +22,7 @@ from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_modules import pass_over
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
-from tests.bisect.changed_models import rounded
+from tests.changed_models import rounded
 from tests.families import FAMILIES, save_family
 from tests.tiny_models import saved_model
 

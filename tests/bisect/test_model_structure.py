@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect.model_structure import StructureDifference, structure_difference
-from tests.bisect.changed_models import WEIGHTS, copied
+from tests.changed_models import WEIGHTS, copied
 
 MODEL = str(bundled("model"))
 QWEN, LLAMA = "Qwen3ForCausalLM", "LlamaForCausalLM"

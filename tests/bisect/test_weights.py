@@ -24,7 +24,7 @@ from mismatch_cli.bisect.weights import compare_adapters, compare_weights, group
 from mismatch_cli.models.engines import EngineSettings, create_engine
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.saved_tensors import SavedTensors
-from tests.bisect.changed_models import WEIGHTS, copied, scaled
+from tests.changed_models import WEIGHTS, copied, scaled
 from tests.families import FAMILIES, save_family
 from tests.lora import save_adapter
 

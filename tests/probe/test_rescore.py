@@ -37,7 +37,7 @@ from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.manifest_types import NEEDED
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
-from tests.bisect.changed_models import copied, scaled
+from tests.changed_models import copied, scaled
 from tests.frameworks.dialects.conftest import rows as rows_of_log_probs
 from tests.frameworks.dialects.conftest import written
 from tests.warm import Forked, cli

@@ -44,8 +44,8 @@ def long_responses() -> TokenBatch:
     logq_ST = -(rng.exponential(1.0, shape) ** 3)
     logp_ST = np.minimum(logq_ST + 0.1 * rng.standard_t(3, shape), 0)
     return simple(
-        logq_ST,
-        logp_ST,
+        list(logq_ST),
+        list(logp_ST),
         rng.choice([-1.0, 0.5], len(logq_ST)),
         response_ids_T=rng.integers(0, VOCABULARY, logq_ST.size).astype(np.int32),
         entropy_trainer_T=rng.exponential(1.0, logq_ST.size).astype(np.float32),
@@ -53,14 +53,15 @@ def long_responses() -> TokenBatch:
 
 
 @pytest.mark.slow
-def test_a_page_of_every_algorithm_on_a_long_trace_has_at_most_2_5_megabytes(
+def test_a_page_of_every_algorithm_on_a_long_trace_has_at_most_3_2_megabytes(
     tmp_path: Path,
 ) -> None:
+    """Half of it are the values of the explorer, a quarter the two figures with dots."""
     write_trace(tmp_path / "trace", long_responses())
     assert run(["clipstats", str(tmp_path), "--output", str(tmp_path / "made"), "--quiet"]) == 0
     page = (tmp_path / "made" / "report.html").read_bytes()
     assert " algorithms without a slider, as the trace is long" in page.decode()
-    assert 1_500_000 < len(page) <= 2_500_000
+    assert 1_500_000 < len(page) <= 3_200_000
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -45,7 +46,11 @@ class Store:
         return answer(environ, start_response)
 
     def close(self) -> None:
+        """vLLM looks at every attribute of every module, and flask's refuse that."""
         self._server.shutdown()
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("flask", "flask_cors", "moto", "werkzeug"):
+                del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

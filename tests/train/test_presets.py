@@ -146,7 +146,7 @@ def models(tmp_path_factory) -> dict[bool, str]:
 
 def small(preset: str, data: dict[str, str], models: dict[bool, str]) -> TrainConfig:
     of_experts = preset.startswith("moe")
-    several = "," in load_config(preset, {}).eval_dataset
+    several = "," in load_config(preset, {}).evaluation.dataset
     sets = (
         {"eval_dataset": data["eval_dataset"]}
         if several
