@@ -41,7 +41,8 @@ def no_power(why: str) -> str:
 
 def percent(share: float) -> str:
     """A share of 1 in per cent, with two digits where it is small."""
-    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"
+    # The digits again as a number, since 99.6 with two of them is 1e+02
+    return f"{float(f'{100 * min(share, 1):.2g}'):g} %"
 
 
 def of_responses(testable_S: np.ndarray) -> str:

@@ -122,8 +122,8 @@ class Scale:
     """A transformation that makes an interval symmetric except for the data's skewness, its
     derivative, and the part of the skewness that is corrected.
 
-    It is applied to the value in units of so many of its own standard `errors`, or as it is where
-    they are 0. No value is below `lowest`.
+    With `errors`, it is applied to the value in units of so many of its own standard errors, and
+    the interval contains that of the value itself. No value is below `lowest`.
     """
 
     to: Callable[[np.ndarray], np.ndarray]
@@ -139,8 +139,8 @@ SIGNED = Scale(_same, _same, lambda _: 1.0, 0.5)
 LOG_FACTOR = replace(SIGNED, skewness=0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp, lambda x: 1 / x)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y), lambda x: 1 / (x - 1))
-# A mean of gaps that cancel is as skewed as a positive value once it is many errors from 0. There
-# asinh is a logarithm; near 0 it is nearly linear, so the interval is a fifth wider.
+# A mean of gaps that cancel is as skewed as a positive value once it is many errors from 0, where
+# asinh is a logarithm. Near 0 it is symmetric: a logarithm's interval would end too far from 0.
 CANCELLING = Scale(np.arcsinh, np.sinh, lambda x: 1 / np.sqrt(1 + x**2), 0.5, errors=2.0)
 ABOVE_MINUS_1 = replace(CANCELLING, skewness=1.0, lowest=-1.0)
 # Intervals of log-odds reach far enough with a quarter of the correction.
@@ -202,17 +202,26 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         return point_estimate(value, NO_SPREAD)
     if not np.isfinite(usable_G).all():  # without one group nothing is left to divide by
         return point_estimate(value, ONE_HAS_ALL)
+    (low, high), groups = _ends(value, usable_G, scale)
+    if scale.errors:
+        plain, groups = _ends(value, usable_G, replace(SIGNED, skewness=scale.skewness))
+        low, high = min(low, plain[0]), max(high, plain[1])
+    if not (isfinite(low) and isfinite(high)):
+        return point_estimate(value, OVERFLOW)
+    few_decide = groups < _FEWEST_DECIDING
+    return Estimate(float(value), max(low, scale.lowest), high, FEW_DECIDE if few_decide else None)
+
+
+def _ends(value: float, usable_G: np.ndarray, scale: Scale) -> tuple[tuple[float, float], float]:
+    """The two ends of an interval on one scale, and how many groups decide them."""
     unit = scale.errors * _error(usable_G) if scale.errors else 1.0
     skewness, y, y_G, scale = _on_scale(value / unit, usable_G / unit, scale)
     u_G, power = _deviations(y_G)
     count = len(u_G)
     with np.errstate(all="ignore"):
         reach = np.ldexp(_reach(u_G * count / (count - 1), skewness), power)
-        low, high = (unit * scale.back(y - reach)).clip(scale.lowest).tolist()
-    if not (isfinite(low) and isfinite(high)):
-        return point_estimate(value, OVERFLOW)
-    few_decide = effective_groups(u_G) < _FEWEST_DECIDING
-    return Estimate(float(value), low, high, FEW_DECIDE if few_decide else None)
+        low, high = (unit * scale.back(y - reach)).tolist()
+    return (low, high), effective_groups(u_G)
 
 
 def _error(without_G: np.ndarray) -> float:

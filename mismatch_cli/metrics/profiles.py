@@ -14,7 +14,6 @@ from mismatch_cli.metrics.estimate import (
     CANCELLING,
     EXTREME,
     POSITIVE,
-    SIGNED,
     Estimate,
     Scale,
     interval,
@@ -30,7 +29,7 @@ from mismatch_cli.metrics.pair_summary import LengthRow, ProfileRow
 POSITION_BINS = 24
 _EDGES = np.concatenate([[0], 1 << np.arange(POSITION_BINS - 1)])
 TURN_BINS = 24  # one per turn; the last one also holds all later turns
-_QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIGNED}
+_QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": CANCELLING}
 
 
 class ResponseProfile(Accumulator):
@@ -79,7 +78,7 @@ class ResponseProfile(Accumulator):
     def turns(self, prompts: int) -> list[ProfileRow]:
         """The gap by turn, the length of a turn, and how many there are."""
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
-        scales = _QUANTITIES | {"d_mean": CANCELLING, "length_mean": POSITIVE}
+        scales = _QUANTITIES | {"length_mean": POSITIVE}
         rows = _rows(self.by_turn, _means_and_length, turn_bounds, scales, prompts)
         return [replace(row, turns=turns_B[row.first - 1]) for row in rows]
 
