@@ -24,7 +24,6 @@ from mismatch_cli.models.engines import (
     create_engine,
 )
 from mismatch_cli.trace.reader import Trace
-from tests.changed_models import scaled
 from tests.bisect.planted import (
     BFLOAT16,
     BUNDLED,
@@ -37,6 +36,7 @@ from tests.bisect.planted import (
     Typed,
     head_of_engine,
 )
+from tests.changed_models import scaled
 
 SEEDS = 4
 _SMALL = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"

@@ -16,8 +16,8 @@ from torch.backends.cpu import get_cpu_capability
 from mismatch_cli.app.cli import run
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.places import bundled
-from tests.changed_models import copied, scaled, with_rounded_norms
 from tests.bisect.planted import BUNDLED, PLANTS, SCALED, Bed, Plant
+from tests.changed_models import copied, scaled, with_rounded_norms
 from tests.diagnosis.few import few_hypotheses
 
 pytestmark = pytest.mark.slow
