@@ -379,7 +379,7 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
     if not cost[best] <= _FITS_ELSEWHERE * own:
         return -1
     # A response of certain tokens fits many others
-    any_R = np.linspace(0, len(heads.step_R) - 1, _ANY).astype(int)
+    any_R = np.unique(np.linspace(0, len(heads.step_R) - 1, _ANY).astype(int))
     usual = np.nanmedian(_costs(logq_1H, heads.logp_RH[any_R], 1))
     return int(among[best]) if cost[best] <= _FITS_ELSEWHERE * usual else -1
 

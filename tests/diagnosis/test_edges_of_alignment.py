@@ -48,16 +48,17 @@ def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng)
     assert exchanges.exchanged_R.all(), "the first response is a partner like any other"
 
 
-def test_two_of_three_responses_are_exchanged(rng):
-    """All three say how well an arbitrary response fits."""
-    logq_RH = np.full((3, 128), np.nan, dtype=np.float32)
-    logq_RH[:, :40] = -rng.exponential(1.0, (3, 40))
-    zero_R, unknown_RH = np.zeros(3, dtype=int), np.full_like(logq_RH, np.nan)
-    for partners in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
-        logp_RH = logq_RH[partners] - np.float32(0.01)
-        heads = Heads(zero_R, zero_R, np.arange(3), logq_RH, logp_RH, unknown_RH)
-        exchanges = find_exchanges(heads)
-        assert exchanges.exchanged_R.tolist() == [r != p for r, p in enumerate(partners)]
+@pytest.mark.parametrize("partners", [[1, 0, 2], [2, 1, 0], [0, 2, 1], [1, 0], [1, 0, 3, 2]])
+def test_two_of_few_responses_are_exchanged(partners, rng):
+    """All say how well an arbitrary response fits, each once."""
+    count = len(partners)
+    logq_RH = np.full((count, 128), np.nan, dtype=np.float32)
+    logq_RH[:, :40] = -rng.exponential(1.0, (count, 40))
+    zero_R, unknown_RH = np.zeros(count, dtype=int), np.full_like(logq_RH, np.nan)
+    logp_RH = logq_RH[partners] - np.float32(0.01)
+    heads = Heads(zero_R, zero_R, np.arange(count), logq_RH, logp_RH, unknown_RH)
+    exchanges = find_exchanges(heads)
+    assert exchanges.exchanged_R.tolist() == [r != p for r, p in enumerate(partners)]
 
 
 def test_a_response_with_nearly_the_same_text_is_no_partner(rng):
