@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.metrics.estimate import paired_test
+from mismatch_cli.metrics.sampled_with import paired_test
 from mismatch_cli.models.adapters import read_adapter, same_adapter
 from mismatch_cli.models.loading import check_model_folder, load_tokenizer
 from mismatch_cli.models.rank_shares import ALL_HERE, Ranks

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.metrics.estimate import paired_test
+from mismatch_cli.metrics.sampled_with import paired_test
 from mismatch_cli.models.adapters import MergedAdapter
 from mismatch_cli.models.engines import Engine, OpenEngine, UnreadTensor, engine_failures
 from mismatch_cli.models.scoring.requests import ScoreRequest

@@ -8,7 +8,6 @@ import pytest
 from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,
     effective_groups,
-    paired_test,
     point_estimate,
     student_t,
     times_floor,
@@ -60,17 +59,6 @@ def test_without_groups_leaves_out_one_at_a_time() -> None:
     part, whole = np.array([[1.0, 2.0], [3.0, 6.0]]), np.array([[2.0, 2.0], [2.0, 0.0]])
     value, without = without_groups(np.true_divide, part, whole)
     assert value.tolist() == [1.0, 4.0] and without.tolist() == [[1.5, INF], [0.5, 1.0]]
-
-
-def test_the_paired_test_finds_the_weights_that_sampled() -> None:
-    rng = np.random.default_rng(0)
-    rollout = [np.log(rng.uniform(0.2, 0.8, 20)) for _ in range(40)]
-    near = [x + rng.normal(0, 0.001, 20) for x in rollout]
-    far = [x + rng.normal(0, 0.05, 20) for x in rollout]
-    assert (
-        paired_test(rollout, near, far).first_fits and paired_test(rollout, far, near).second_fits
-    )
-    assert not paired_test(rollout, near, near).decided and not paired_test([], [], []).decided
 
 
 @pytest.mark.parametrize("groups", [1, 3, 40])
