@@ -12,10 +12,11 @@ from tests.paths import DOCS, PACKAGE
 
 PAGE = DOCS / "constants.md"
 FOLDERS = ("diagnosis", "limits", "watch")
+_OF_METRICS = ("logit_steps", "own_scale", "lattice", "estimate", "sampled_with")
 FILES = (
     *(f"studies/{name}.py" for name in ("gate", "good_runs", "dashboard", "comparison")),
     "trace/foreign_values.py",
-    *(f"metrics/{name}.py" for name in ("logit_steps", "own_scale", "lattice", "estimate")),
+    *(f"metrics/{name}.py" for name in _OF_METRICS),
 )
 SHOWS = {"commands", "live_view.py"}  # of a program: what is typed and printed
 FIND = {"diagnosis/by_step.py"}  # what the checks of steps share
