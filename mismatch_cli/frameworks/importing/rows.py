@@ -357,7 +357,8 @@ class Completer:
         self.rows += table.num_rows
         lists = table.column(length_column(table.column_names))
         self.tokens += int(_lists.lengths_of(foreign_values.single(lists)).sum())
-        self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
+        is_unfinished = pc.equal(table.column("finish_reason"), UNKNOWN)
+        self.unfinished += pc.sum(is_unfinished, min_count=0).as_py()
         if "logp_trainer" in table.column_names:
             scored_S = ~_lists.is_null(foreign_values.single(table.column("logp_trainer")))
             newer_S = _numbers(table, "version_trainer") != _numbers(table, "version_rollout")

@@ -12,7 +12,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import reward_variables
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
-from mismatch_cli.probe.tasks._oat_worker import _no_difference, _verified, equal
+from mismatch_cli.probe.tasks._oat_worker import _in_words, _no_difference, _verified, equal
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.manifest import read_manifest
 
@@ -118,6 +118,12 @@ def test_math_verify_does_not_read_an_answer_that_repeats_itself():
     long = "1" + "+0" * 100
     assert _verified("1+0+0", "1") and _verified("1", "1+0+0")
     assert not _verified(long, "1") and not _verified("1", long)
+
+
+def test_arrays_and_matrices_have_brackets_and_other_environments_none():
+    for matrix in (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{array}{cc}1&2\end{array}"):
+        assert _in_words(matrix) == "[ 1 2 ]"
+    assert _in_words(r"\begin{cases}1&2\end{cases}") == "1 2"
 
 
 def test_sympy_reads_powers_and_roots():
