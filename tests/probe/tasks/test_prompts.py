@@ -270,6 +270,18 @@ def tokenizer():
     return load_tokenizer(str(bundled("model")))
 
 
+def test_a_long_prompt_may_render_sixteen_times_its_length_beside_four_million(
+    tokenizer, monkeypatch
+):
+    monkeypatch.setattr(_templates, "_MOST_TEXT", 100)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content * 16 }}")
+    render = _templates._renderer(tokenizer)
+    assert len(render([{"role": "user", "content": "a" * 500}])) == 8000
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content * 18 }}")
+    with pytest.raises(MismatchError, match="renders 9,000 characters"):
+        render([{"role": "user", "content": "a" * 500}])
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

@@ -233,3 +233,11 @@ def test_only_long_curves_are_smoothed() -> None:
     assert not plain(np.full(500, np.nan)).is_long
     # Together with other curves of the same run
     assert plain(np.where(np.arange(101) % 2, 1.0, np.nan)).is_long
+
+
+def test_curves_of_steps_begin_after_the_evaluation_before_training() -> None:
+    """And have a number above 0 somewhere after it."""
+    runs = [run_of([0.5, 0.1, 0.3], "a", first=0), run_of([0.9, 0.0, 0.0], "b", first=0)]
+    curves = TrainingAnalysis(runs).curves_of_steps("reward")
+    assert list(curves) == ["a"] and curves["a"].step_N.tolist() == [1, 2]
+    assert curves["a"].value_N.tolist() == [0.1, 0.3]
