@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_cli.trace import reader
 from mismatch_cli.trace.stores import StorePath, bucket_location, local_or_store
 
 VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
@@ -44,3 +45,11 @@ def test_any_other_url_is_a_path_on_its_store(url):
     place = local_or_store(Path(url))
     assert isinstance(place, StorePath)
     assert str(place) == url.rstrip("/")
+
+
+def test_what_is_requested_together_comes_in_order(monkeypatch):
+    monkeypatch.setattr(reader, "_FOOTERS_AT_A_TIME", 3)
+    for count in (0, 1, 3, 8):
+        paths = [Path(f"s3/{number}") for number in range(count)]
+        names = reader._requested_together(lambda path: path.name, paths)
+        assert list(names) == [str(number) for number in range(count)]

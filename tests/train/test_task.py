@@ -36,7 +36,7 @@ def ids(posed: list[EncodedProblem]) -> list[int]:
     return [p.problem.prompt_id for p in posed]
 
 
-@pytest.mark.parametrize(("problems", "per_step"), [(10, 5), (4, 4), (1, 1), (11, 4)])
+@pytest.mark.parametrize(("problems", "per_step"), [(10, 5), (4, 4), (1, 1), (11, 4), (12, 4)])
 def test_an_epoch_samples_every_problem_once_except_the_remainder(tokenizer, problems, per_step):
     task = posed_task(tokenizer, num_problems=problems, prompts_per_step=per_step)
     per_epoch = problems // per_step

@@ -63,6 +63,7 @@ SAMPLED = (
     ("--prompt-template chatt", "Did you mean chat?"),
     ("--prompts ../files/chat.jsonl --prompt-template raw", "which needs a chat template"),
     ("--temperature 0", "greedy decoding has no sampling distribution"),
+    ("--temperature inf", "greedy decoding has no sampling distribution"),
     ("--top-p 1.5", "top_p = 1.5 is out of range"),
     ("--threads 100000", "more than any machine has"),
     ("--rollout-dtype floot32", "Did you mean float32"),
