@@ -21,7 +21,7 @@ import pytest
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig
-from mismatch_cli.probe.rescore import rescore
+from mismatch_cli.probe.rescore import _carried, rescore
 from mismatch_cli.probe.rescore_plan import (
     OF_RECOMPUTED,
     OF_ROUTERS,
@@ -536,3 +536,12 @@ def test_only_some_of_the_weights_that_sampled_would_mix_two_trainers(
 @pytest.mark.parametrize(("weights", "version"), [(NEWER, 6), (EQUAL, 3), ("4", 4)])
 def test_newer_weights_are_the_version_after_all_others(weights, version, tmp_path):
     assert planned(tmp_path, weights, [3, 3], [0, 5]).version == version
+
+
+def test_what_is_carried_is_the_recomputed_policy_and_not_the_engine_s():
+    table = next(iter(Trace.open(bundled("traces/fp8-kv")).tables()))
+    carried = _carried(table, SimpleNamespace(carried=("logp_recomputed",)))
+    for name in ("logp_recomputed", "topk_logp_recomputed"):
+        own = table.column(name).combine_chunks()
+        for row, values in zip(own.to_pylist()[:5], carried[name][:5], strict=True):
+            np.testing.assert_allclose(values.ravel(), np.array(row, dtype="f").ravel())

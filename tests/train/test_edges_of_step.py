@@ -12,7 +12,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.bounds import no_bounds
-from mismatch_cli.train.step import StepResponses, _groups, step_record
+from mismatch_cli.train.step import StepResponses, _groups, _where_sampled, step_record
 
 
 def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework():
@@ -40,3 +40,14 @@ def test_a_group_teaches_nothing_if_all_of_its_own_responses_earn_the_same():
         "groups_all_right": 0.5,
         "groups_all_wrong": 0.0,
     }
+
+
+def test_values_of_an_environment_s_tokens_count_nowhere():
+    rollout = SimpleNamespace(sampled_T=np.array([True, False, True]))
+    values_TK = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert _where_sampled(rollout, None) is None
+    for values in (values_TK, values_TK[:, 0]):
+        masked = _where_sampled(rollout, values)
+        assert np.isnan(masked[1]).all() and masked.dtype == np.float32
+        np.testing.assert_array_equal(masked[[0, 2]], values[[0, 2]])
+    assert _where_sampled(SimpleNamespace(sampled_T=None), values_TK) is values_TK
