@@ -151,7 +151,8 @@ def aligned(
     if gap < _REAL:
         lag = _whole_lag(logq_T, logp_T, counts_T, unshifted_T, gap)
         return gap, lag, 0, lag != 0
-    fits = {lag: _best_start(unshifted_T, _cost(logq_T, logp_T, counts_T, lag)) for lag in LAGS}
+    before = _running(unshifted_T)
+    fits = {lag: _best_start(before, _cost(logq_T, logp_T, counts_T, lag)) for lag in LAGS}
     best = min(fits, key=lambda lag: fits[lag][0])
     left, start = fits[best]
     better = left < _FITS_BETTER * gap
@@ -179,14 +180,20 @@ def _whole_lag(
     return best if left[best] <= _FITS * gap else 0
 
 
-def _best_start(unshifted_T: np.ndarray, shifted_T: np.ndarray) -> tuple[float, int]:
-    """The mean cost of a response that is shifted from some token on, and that token, where the
-    mean is smallest; tokens without a cost, such as those of tools, are not in it.
+def _running(cost_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sum and the number of the costs before each token; tokens without one, such as those of
+    tools, are in neither.
     """
-    before_T1 = np.concatenate([[0.0], np.nancumsum(unshifted_T)])
-    count_before_T1 = np.concatenate([[0], np.cumsum(np.isfinite(unshifted_T))])
-    after_T1 = np.concatenate([np.nancumsum(shifted_T[::-1])[::-1], [0.0]])
-    count_after_T1 = np.concatenate([np.cumsum(np.isfinite(shifted_T)[::-1])[::-1], [0]])
+    sum_T1 = np.concatenate([[0.0], np.nancumsum(cost_T)])
+    return sum_T1, np.concatenate([[0], np.cumsum(np.isfinite(cost_T))])
+
+
+def _best_start(before: tuple[np.ndarray, np.ndarray], shifted_T: np.ndarray) -> tuple[float, int]:
+    """The mean cost of a response that is shifted from some token on, and that token, where the
+    mean is smallest. `before`: `_running` of the unshifted costs.
+    """
+    before_T1, count_before_T1 = before
+    after_T1, count_after_T1 = (sums_T1[::-1] for sums_T1 in _running(shifted_T[::-1]))
     is_first_T1 = np.arange(len(shifted_T) + 1) == 0
     possible_T1 = (count_after_T1 >= SHORTEST) & (is_first_T1 | (count_before_T1 >= _HEAD))
     if not possible_T1.any():
