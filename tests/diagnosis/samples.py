@@ -41,3 +41,15 @@ def few_responses(lengths: Sequence[int], **columns: Any) -> Sample:
         "topk_logp_TK": None,
     }
     return Sample(**usual | columns)
+
+
+def sample_of(
+    logq_T: np.ndarray,
+    logp_T: np.ndarray,
+    lengths: Sequence[int],
+    counts_T: np.ndarray | None = None,
+    **columns: Any,
+) -> Sample:
+    """The same with these log-probabilities; without `counts_T`, every token is in the loss."""
+    counts_T = np.ones(len(logq_T), dtype=bool) if counts_T is None else counts_T
+    return few_responses(lengths, logq_T=logq_T, logp_T=logp_T, counts_T=counts_T, **columns)

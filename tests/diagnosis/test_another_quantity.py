@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mismatch_cli.diagnosis.checks import another_quantity
-from tests.diagnosis.samples import SampleColumns
+from tests.diagnosis.samples import sample_of
 
 NAMES = (
     "minus the entropy", "that of the most probable token", "the mean over its response",
     "the sum over its response", "a running sum", "a running sum from the end",
 )  # fmt: skip
-
-
-def sample_of(logq_T, logp_T, lengths: list[int], counts_T=None, **columns: object):
-    counts_T = np.ones(len(logq_T), dtype=bool) if counts_T is None else counts_T
-    plain = {"entropy_T": None, "topk_logq_TK": None, "topk_logp_TK": None} | columns
-    index_N = np.flatnonzero(counts_T)
-    return SampleColumns(
-        logq_T=logq_T,
-        logp_T=logp_T,
-        counts_T=counts_T,
-        response_T=np.repeat(np.arange(len(lengths)), lengths),
-        index_N=index_N,
-        num_responses=len(lengths),
-        d_N=(logp_T - logq_T)[index_N],
-        **plain,
-    )
 
 
 def test_the_quantities_are_means_sums_and_running_sums_of_tokens_that_count():
@@ -55,7 +40,7 @@ def test_the_quantities_are_means_sums_and_running_sums_of_tokens_that_count():
         np.testing.assert_allclose(quantities[name], values, err_msg=name)
     of_rollout = dict(another_quantity._quantities(sample, other_T, "logp_rollout"))
     assert of_rollout[NAMES[1]].tolist() == [-7.0] * 5
-    sample.entropy_T = sample.topk_logq_TK = None
+    sample = replace(sample, entropy_T=None, topk_logq_TK=None)
     names = [name for name, _ in another_quantity._quantities(sample, other_T, "logp_trainer")]
     assert tuple(names) == NAMES[2:]
 
@@ -146,9 +131,13 @@ def test_a_token_without_ranks_has_no_most_probable_one(monkeypatch):
 def test_the_rollout_may_hold_a_quantity_of_the_trainer(monkeypatch):
     monkeypatch.setattr(another_quantity, "real_gap", lambda _: 0.3)
     sample = greedy(0.0)
-    sample.logq_T, sample.logp_T = sample.logp_T, sample.logq_T
-    sample.topk_logq_TK, sample.topk_logp_TK = None, sample.topk_logq_TK
-    sample.d_N = -sample.d_N
+    sample = replace(
+        sample,
+        logq_T=sample.logp_T,
+        logp_T=sample.logq_T,
+        topk_logq_TK=None,
+        topk_logp_TK=sample.topk_logq_TK,
+    )
     assert greedy_match(sample) is None
     assert greedy_match(sample, "logp_rollout").side == "logp_rollout"
     finding = another_quantity.check(SimpleNamespace(sample=sample))

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mismatch_cli.diagnosis.checks import log_base
-from tests.diagnosis.samples import SampleColumns
+from tests.diagnosis.samples import sample_of
 
 LN = {"2": np.log(2.0), "e": 1.0, "10": np.log(10.0)}
 PAIRS = [("2", "e"), ("e", "2"), ("10", "e"), ("e", "10"), ("2", "10"), ("10", "2")]
-
-
-def sample_of(logq_T, logp_T, lengths: list[int], counts_T=None, **columns: object):
-    offsets = np.cumsum([0, *lengths]).tolist()
-    counts_T = np.ones(len(logq_T), dtype=bool) if counts_T is None else counts_T
-    plain = {"topk_logq_TK": None, "topk_logp_TK": None} | columns
-    return SampleColumns(
-        logq_T=logq_T,
-        logp_T=logp_T,
-        counts_T=counts_T,
-        index_N=np.flatnonzero(counts_T),
-        response_T=np.repeat(np.arange(len(lengths)), lengths),
-        num_responses=len(lengths),
-        spans=lambda: (slice(*bounds) for bounds in pairwise(offsets)),
-        **plain,
-    )
 
 
 def natural(tokens: int) -> np.ndarray:

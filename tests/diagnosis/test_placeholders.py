@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,27 +10,15 @@ import pytest
 from mismatch_cli.diagnosis.checks import placeholders
 from mismatch_cli.diagnosis.counts import SideCounts, ZeroCounts
 from mismatch_cli.diagnosis.sample import Sample
-from tests.diagnosis.samples import SampleColumns
+from tests.diagnosis.samples import sample_of
 
 
-def sample_of(logq_T: np.ndarray, logp_T: np.ndarray, counts_T=None, length: int = 10):
-    """Tokens in responses of ten."""
+def in_tens(logq_T: np.ndarray, logp_T: np.ndarray, counts_T=None, length: int = 10) -> Sample:
+    """Tokens in responses of ten; the last one may be shorter."""
     tokens = len(logq_T)
-    counts_T = np.ones(tokens, dtype=bool) if counts_T is None else np.array(counts_T)
-    index_N = np.flatnonzero(counts_T)
-    sample = SampleColumns(
-        logq_T=logq_T,
-        logp_T=logp_T,
-        counts_T=counts_T,
-        index_N=index_N,
-        d_N=(logp_T - logq_T)[index_N],
-        abs_d_T=np.abs(logp_T - logq_T),
-        response_T=np.arange(tokens) // length,
-        num_responses=-(-tokens // length),
-        last_T=np.arange(tokens) % length == length - 1,
-    )
-    sample.left_without = partial(Sample.left_without, sample)
-    return sample
+    lengths = np.bincount(np.arange(tokens) // length).tolist()
+    counts_T = None if counts_T is None else np.array(counts_T, dtype=bool)
+    return sample_of(logq_T, logp_T, lengths, counts_T)
 
 
 def evidence_of(sample=None, sides=None, zeros=None, undone=()):
@@ -136,7 +123,7 @@ def test_a_value_is_named_with_its_side_and_left_out(side, value, is_clamp):
     own_T[: 20 * 10 : 10] = value
     counts_T = np.arange(400) % 2 == 0
     logq_T, logp_T = (own_T, other_T) if side == "logp_rollout" else (other_T, own_T)
-    sample = sample_of(logq_T, logp_T, counts_T)
+    sample = in_tens(logq_T, logp_T, counts_T)
     finding = placeholders.check(evidence_of(sample))
     assert (finding.check, finding.status, finding.effect) == ("placeholders", "found", 0.1)
     clamp = ", and none is below: the column is clamped" if is_clamp else ""
@@ -158,12 +145,12 @@ def test_without_a_value_its_least_share_is_named():
     """A zero would show in the three of ten tokens of which one side is uncertain."""
     logq_T, logp_T = np.full(10, -0.5), np.full(10, -0.6)
     logq_T[:2], logp_T[2:3], logp_T[3] = -1.1, -1.1, -0.99
-    finding = placeholders.check(evidence_of(sample_of(logq_T, logp_T)))
+    finding = placeholders.check(evidence_of(in_tens(logq_T, logp_T)))
     assert (finding.status, finding.effect, finding.measure) == ("clear", 0.0, "share of tokens")
     assert finding.reason == (
         "would have found one 0.0 in the 30 % of the tokens that are uncertain"
     )
-    certain = sample_of(np.full(10, -0.001), np.full(10, -0.5))
+    certain = in_tens(np.full(10, -0.001), np.full(10, -0.5))
     finding = placeholders.check(evidence_of(certain))
     assert finding.reason == "no power: 100 % of the tokens are certain"
 
@@ -224,7 +211,7 @@ def zeros_evidence(**fields):
     logq_T[19] = logp_T[19] = -0.01
     sides = {"logp_rollout": SideCounts(tokens=500), "logp_trainer": SideCounts(tokens=400)}
     zeros = {"logp_rollout": zeros_of(**fields), "logp_trainer": zeros_of(tokens=2, gap=5.0)}
-    return evidence_of(sample_of(logq_T, logp_T), sides, zeros)
+    return evidence_of(in_tens(logq_T, logp_T), sides, zeros)
 
 
 def test_zeros_of_both_sides_are_named_with_their_mean_gap():
@@ -267,7 +254,7 @@ def test_a_zero_at_the_end_is_of_the_responses_whose_last_token_shows_it():
     logq_T, logp_T = np.full(40, -2.0), np.full(40, -2.1)
     logq_T[[9, 19, 23]] = 0.0
     logp_T[19] = -0.04
-    sample = sample_of(logq_T, logp_T)
+    sample = in_tens(logq_T, logp_T)
     zero_T = logq_T == 0
     at_the_end = placeholders._part_with(zero_T, sample, at_the_end=True)
     assert at_the_end.inside_S.tolist() == [True, False, False, False]
@@ -281,12 +268,11 @@ def test_a_zero_at_the_end_is_of_the_responses_whose_last_token_shows_it():
 
 
 def test_zeros_of_the_sample_are_those_of_a_side_with_one_beyond_a_nat():
-    sample = sample_of(np.array([0.0, 0.0, -0.99, -3.0]), np.array([-1.01, -0.1, 0.0, 0.0]))
+    sample = in_tens(np.array([0.0, 0.0, -0.99, -3.0]), np.array([-1.01, -0.1, 0.0, 0.0]))
     sample.logp_T[3] = -3.0
-    sample.abs_d_T = np.abs(sample.logp_T - sample.logq_T)
     assert placeholders.zeros_T(sample).tolist() == [True, True, False, False]
     assert placeholders.spoiled_T(evidence_of(sample)).tolist() == [True, True, False, False]
-    sample.abs_d_T[0] = 0.99
+    sample.logp_T[0] = -0.99
     assert not placeholders.zeros_T(sample).any()
 
 

@@ -332,16 +332,21 @@ def test_a_stated_temperature_is_that_of_the_engine_over_that_of_the_trainer(mon
     assert temperature._stated(evidence) is None
 
 
-def test_the_temperature_of_a_share_of_the_gap_is_that_which_moves_as_much():
-    """At p = e^−1 the log-odds are −log(e − 1): 1 % of them times 1 − p, or 30 % of the gap."""
-    odds = np.log(np.e - 1)
-    sample = SampleColumns(
+def sixty_four_equal_tokens() -> SampleColumns:
+    """At p = e^−1, 0.1 nats apart, in 32 groups of prompts."""
+    return SampleColumns(
         logq_T=np.full(64, -1.0),
         logp_T=np.full(64, -0.9),
         index_N=np.arange(64),
         d_N=np.full(64, 0.1),
         group_N=np.arange(64) % 32,
     )
+
+
+def test_the_temperature_of_a_share_of_the_gap_is_that_which_moves_as_much():
+    """At p = e^−1 the log-odds are −log(e − 1): 1 % of them times 1 − p, or 30 % of the gap."""
+    odds = np.log(np.e - 1)
+    sample = sixty_four_equal_tokens()
     fit = TemperatureFit(1.0, 0.0, (1.0, 1.0), (1.0, 1.0), "top-3", topk=True)
     size = 0.3 * 0.1 / (odds * (1 - np.exp(-1)))
     assert temperature.power(sample, fit, 0.3) == f"a temperature of ≥ {1 + size:.4g} times"
@@ -378,13 +383,7 @@ def test_the_temperature_that_would_have_been_found_is_beyond_noise_and_chance(
     error, bounds, least, size
 ):
     """Of 32 groups of prompts, six normal standard errors are more of Student's."""
-    sample = SampleColumns(
-        logq_T=np.full(64, -1.0),
-        logp_T=np.full(64, -0.9),
-        index_N=np.arange(64),
-        d_N=np.full(64, 0.1),
-        group_N=np.arange(64) % 32,
-    )
+    sample = sixty_four_equal_tokens()
     fit = TemperatureFit(1.0, error, bounds, (1.0, 1.0), "top-3", topk=True)
     if size is None:
         times = float(temperature.power(sample, fit, least).split()[4])
