@@ -6,9 +6,9 @@
     python -m tests.faults plant --only NAME    one fault again
     python -m tests.faults show NAME            what it changes
 
-The seeds 44, 45 and 46 are those whose survivors are looked at: at least 90 % of 200 must be
+The seeds 45, 46 and 47 are those whose survivors are looked at: at least 90 % of 200 must be
 noticed for each.
 
 `operators` says which faults there are, `reach` which tests can notice one, `trials` runs them.
-Survivors that change nothing a user could see are listed in `equivalent.toml`, with the reason.
+Those that change nothing a user could see are listed in `equivalent.toml`, below the reason.
 """

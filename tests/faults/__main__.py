@@ -63,6 +63,7 @@ def plant(
     # The recorded lines have their numbers in the package as it was then
     if not DIGEST.is_file() or DIGEST.read_text(encoding="utf-8") != package_digest():
         raise typer.BadParameter("the package has changed: first `python -m tests.faults record`")
+    equivalent = equivalent_faults()
     reached = reach.Reach.gathered(RECORDED)
     faults = named(only) if only else drawn(seed, number)
     recording = RECORDED / f"seed-{seed}.jsonl"
@@ -80,7 +81,7 @@ def plant(
                 file.write(json.dumps(asdict(verdict)) + "\n")
         said = f"{len(verdicts)}/{len(faults)} {verdict.outcome} {verdict.seconds:.0f} s"
         print(f"{said} {verdict.name} {verdict.by}", flush=True)
-    summarise(verdicts)
+    summarise(verdicts, equivalent)
 
 
 def recorded_verdicts(path: Path) -> list[Verdict]:
@@ -107,9 +108,22 @@ def named(names: list[str]) -> list[Fault]:
     return [by_name[name] for name in names]
 
 
-def summarise(verdicts: list[Verdict]) -> None:
+def equivalent_faults() -> set[str]:
+    """The names of those whose changes `equivalent.toml` lists."""
+    listed = set()
+    for changes_of in tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).values():
+        for path, changes in changes_of.items():
+            listed |= {(path, change) for change in changes}
+    faults = {fault.name: (fault.path, fault.change()) for fault in all_faults()}
+    gone = sorted(listed.difference(faults.values()))
+    if gone:
+        changes = "\n".join(": ".join(change) for change in gone)
+        raise typer.BadParameter(f"equivalent.toml lists what no line says any more:\n{changes}")
+    return {name for name, change in faults.items() if change in listed}
+
+
+def summarise(verdicts: list[Verdict], equivalent: set[str]) -> None:
     """The rates by operator and by room, and every survivor."""
-    equivalent = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))
     counted = pd.DataFrame(verdict for verdict in verdicts if verdict.name not in equivalent)
     counted["noticed"] = counted["outcome"] != "survived"
     parts = {"operator": counted["name"].str.split(":").str[2]}

@@ -79,10 +79,23 @@ class Fault:
         return source[: self.start] + self.code.encode() + source[self.stop :]
 
     def shown(self) -> str:
-        """The changed line before and after."""
+        """Where it is, and its change."""
+        return f"{self.path}:{self.line}: {self.change()}"
+
+    def change(self) -> str:
+        """Its function, and its line with what the fault replaces in it.
+
+        Unlike the number in `name`, this means the same fault until somebody rewrites the line.
+        """
         source = (PACKAGE / self.path).read_bytes()
-        before = source[self.start : self.stop].decode()
-        return f"{self.path}:{self.line}: {before}  ->  {self.code}"
+        line_starts = source.rfind(b"\n", 0, self.start) + 1
+        line_stops = source.index(b"\n", self.stop)
+        before = source[line_starts : self.start].decode()
+        replaced = source[self.start : self.stop].decode()
+        after = source[self.stop : line_stops].decode()
+        function = self.name.split(":")[1]
+        line = " ".join(f"{before}«{replaced} → {self.code}»{after}".split())
+        return f"{function}: {line}"
 
 
 def package_digest() -> str:
