@@ -255,6 +255,21 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
     _check_relative(metric, bound, where)
+    if bound not in FACTORS:
+        _check_no_percent(metric, threshold, where)
+
+
+def _check_no_percent(metric: str, threshold: float, where: str) -> None:
+    """A `UsageError` if the metric is at most 1 and the threshold is larger: no run would ever
+    exceed it.
+    """
+    from mismatch_cli.metrics.gap_table import METRICS
+
+    of_catalog = METRICS.get(metric)
+    if of_catalog and of_catalog.unit in ("probability", "share") and abs(threshold) > 1:
+        raise UsageError(
+            f"{where} is {threshold:g}, but {metric} is at most 1. For 5 %, write 0.05."
+        )
 
 
 def _check_relative(metric: str, bound: str, where: str) -> None:

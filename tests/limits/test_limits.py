@@ -77,6 +77,11 @@ def test_every_field_of_a_file_is_read(tmp_path):
         ("[limits.k3]\nmax = nan", "limits.k3.max is nan"),
         ("[limits.k3]\nmax = inf", "limits.k3.max is inf"),
         (
+            "[limits.tv_binary_mean]\nmax = 5",
+            "limits.tv_binary_mean.max is 5, but tv_binary_mean is at most 1. For 5 %, write 0.05",
+        ),
+        ("[limits.ess_token]\nmax_below_baseline = 10", "ess_token is at most 1"),
+        (
             "[limits.k3]\nmax_times_floor = -1",
             "limits.k3.max_times_floor is -1, but cannot be negative",
         ),
