@@ -21,8 +21,6 @@ from tests import house
 from tests.paths import PACKAGE
 from tests.tiers import cpu_seconds_of_children
 
-MODULES = {file.module: file for file in house.files()}
-
 # The rooms, from the bottom to the top: each may import those above its line in this list.
 ROOMS = (
     "base",  # errors, text, numbers, settings: nothing above is known here
@@ -74,7 +72,8 @@ def is_found_by_its_name(file: house.File) -> bool:
 
 
 def for_types_alone(module: str) -> set[str]:
-    conditions = (node for node in MODULES[module].nodes if isinstance(node, ast.If))
+    (file,) = (file for file in house.files() if file.module == module)
+    conditions = (node for node in file.nodes if isinstance(node, ast.If))
     blocks = [node for node in conditions if "TYPE_CHECKING" in ast.dump(node.test)]
     return {
         node.module

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from mismatch_cli.diagnosis import hypotheses, other_weights, readings
 from mismatch_cli.diagnosis.checks import attended_padding
@@ -96,7 +96,7 @@ def test_tensors_that_a_side_may_lack_are_put_back(tmp_path):
     """Gemma adds 1 to its norms' weights: those never loaded are 0."""
     for family, initial in (("Qwen3", 1.0), ("Gemma3Text", 0.0)):
         path = saved_model(tmp_path, family) if family == "Qwen3" else gemma(tmp_path)
-        model = AutoModelForCausalLM.from_pretrained(path).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
         before = {name: weight.clone() for name, weight in model.named_parameters()}
         kinds = list(other_weights.missing_tensors(model))
         assert {"input_layernorm weights never loaded", "no q_norm"} <= {h.name for h in kinds}

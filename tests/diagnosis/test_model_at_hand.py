@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from lab.faults import FAULTS
 from lab.pool import Pool
@@ -189,7 +189,8 @@ def test_a_hypothesis_leaves_the_model_as_it_was(few):
 def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
     """Llama computes default frequencies without being given a device."""
     scaled, plain = (
-        AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN)
+        transformers.AutoModelForCausalLM.from_config(config_of("llama", **changes))
+        for changes in ({}, PLAIN)
     )
     (hypothesis,) = (
         h for h in hypotheses.positions_of(scaled.config) if h.name == "RoPE without its scaling"

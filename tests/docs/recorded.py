@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+import transformers
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
@@ -119,7 +119,7 @@ def _verl(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         module = said["VERL_USE_EXTERNAL_MODULES"]
         made = registry_of_verl(patch, queue, module)[said["trainer.v1.trainer_mode"]]()
-        made.tokenizer = AutoTokenizer.from_pretrained(bundled("model"))
+        made.tokenizer = transformers.AutoTokenizer.from_pretrained(bundled("model"))
         rollout = SimpleNamespace(name="vllm", dtype="bfloat16", temperature=1.0)
         made.config = SimpleNamespace(
             trainer=SimpleNamespace(default_local_dir=said["trainer.default_local_dir"]),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
@@ -56,7 +56,7 @@ def gaps_of(engine, trainer: Trainer, requests: Sequence[Request] = LONG) -> np.
 
 def without_its_feature(family: str, weights: torch.nn.Module) -> Trainer:
     """The same weights in a model without the family's special feature."""
-    model = AutoModelForCausalLM.from_config(
+    model = transformers.AutoModelForCausalLM.from_config(
         config_of(family, **FAMILIES[family].without), attn_implementation="eager"
     )
     model.load_state_dict(weights.state_dict())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+import transformers
 
 from mismatch_cli import Recorder
 from mismatch_cli.frameworks import dialects
@@ -52,7 +52,7 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
         "state": SimpleNamespace(global_step=0),
         "eos_token_ids": [1],
         "reward_weights": torch.tensor([1.0, 0.5]),
-        "_tokenizer": AutoTokenizer.from_pretrained(MODEL),
+        "_tokenizer": transformers.AutoTokenizer.from_pretrained(MODEL),
         "_logs": {"rewards": {"a": deque(rewards), "b": deque([np.nan, *rewards[1:]])}},
         "_generate_and_score_completions": lambda _: waiting.popleft(),
     }

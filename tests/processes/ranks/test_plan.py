@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from transformers import GPT2Config, GPT2PreTrainedModel, Qwen3Config
+import transformers
+from transformers import GPT2Config, Qwen3Config
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.sharding import add_plan
@@ -32,7 +33,7 @@ def test_a_plan_of_transformers_is_kept():
 
 
 def test_a_model_that_names_no_layers_is_refused_with_one_sentence(monkeypatch):
-    monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", None)
+    monkeypatch.setattr(transformers.GPT2PreTrainedModel, "_no_split_modules", None)
     with pytest.raises(
         MismatchError, match=r"does not say which of its modules are layers.*leave out sharded"
     ):
