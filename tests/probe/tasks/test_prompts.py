@@ -174,6 +174,29 @@ def test_an_unknown_field_names_the_nearest(tmp_path):
         load_problems(PromptSource(source, answer_field="anwser"))
 
 
+@pytest.mark.parametrize("ending", ["csv", "json", "jsonl"])
+def test_the_mark_that_spreadsheets_write_is_not_part_of_the_first_name(tmp_path, ending):
+    """Else the first column would be missing: with the answers in it, nothing would be graded."""
+    text = {
+        "csv": "answer,problem\n3,1 + 2?\n",
+        "json": '[{"answer": "3", "problem": "1 + 2?"}]',
+        "jsonl": '{"answer": "3", "problem": "1 + 2?"}\n',
+    }[ending]
+    path = tmp_path / f"p.{ending}"
+    path.write_text(text, encoding="utf-8-sig")
+    assert load_problems(PromptSource(str(path))) == [Problem(0, "1 + 2?", "3")]
+
+
+def test_a_field_that_is_empty_in_every_row_hides_no_later_one(tmp_path):
+    (tmp_path / "p.csv").write_text("problem,answer,solution\n1 + 2?,,3\n2 + 2?,,\n")
+    source = str(tmp_path / "p.csv")
+    assert [p.answer for p in load_problems(PromptSource(source))] == ["3", None]
+    with pytest.raises(UsageError, match="answer_field, .*'answer' is empty in every row"):
+        load_problems(PromptSource(source, answer_field="answer"))
+    (tmp_path / "p.jsonl").write_text('{"problem": NaN, "prompt": "1 + 2?", "answer": NaN}')
+    assert load_problems(PromptSource(str(tmp_path / "p.jsonl"))) == [Problem(0, "1 + 2?", None)]
+
+
 class WordTokenizer:
     """One id per word; stands in for a tokenizer where only lengths and the template matter."""
 
