@@ -191,7 +191,7 @@ def test_a_field_that_is_empty_in_every_row_hides_no_later_one(tmp_path):
     (tmp_path / "p.csv").write_text("problem,answer,solution\n1 + 2?,,3\n2 + 2?,,\n")
     source = str(tmp_path / "p.csv")
     assert [p.answer for p in load_problems(PromptSource(source))] == ["3", None]
-    with pytest.raises(UsageError, match="answer_field, .*'answer' is empty in every row"):
+    with pytest.raises(UsageError, match=r"answer_field, .*'answer' is empty in every row"):
         load_problems(PromptSource(source, answer_field="answer"))
     (tmp_path / "p.jsonl").write_text('{"problem": NaN, "prompt": "1 + 2?", "answer": NaN}')
     assert load_problems(PromptSource(str(tmp_path / "p.jsonl"))) == [Problem(0, "1 + 2?", None)]
