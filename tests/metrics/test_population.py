@@ -83,6 +83,16 @@ def test_a_problem_may_span_several_shards(make_batch, tmp_path):
     assert accuracy_by_prompt(trace) == {3: 0.25, 7: 0.25}
 
 
+def test_an_accuracy_is_over_graded_responses(make_batch, tmp_path):
+    """A reward may decline some responses, which then are neither right nor wrong."""
+    nan = float("nan")
+    batch = make_batch([[-1.0]] * 5, prompt_id=[3, 7, 3, 3, 7], reward=[1.0, 0.5, nan, 0.0, nan])
+    assert accuracy_by_prompt(write_trace(tmp_path / "t", batch)) == {3: 0.5, 7: 0.5}
+    none = make_batch([[-1.0]] * 2, prompt_id=[3, 7], reward=[nan, nan])
+    with pytest.raises(MismatchError, match="--reward declined every response"):
+        accuracy_by_prompt(write_trace(tmp_path / "none", none))
+
+
 def test_without_rewards_there_is_no_accuracy(make_batch, tmp_path):
     with pytest.raises(MismatchError, match="has no rewards"):
         accuracy_by_prompt(write_trace(tmp_path / "t", make_batch([[-1.0]])))
