@@ -15,6 +15,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks import prompt_templates as _templates
 from mismatch_cli.probe.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+from mismatch_cli.probe.tasks.source_rows import is_local
 from tests.frameworks.importing.layouts import write_records
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
@@ -145,6 +146,7 @@ def test_a_name_that_is_neither_file_nor_data_set():
         ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is not JSON"),
         ("p.jsonl", "3\n", "not a JSON object"),
         ("p.json", "{}", "not a JSON list"),
+        ("p.json", '[{"problem": "a"}, 3]', "not a JSON list of objects"),
         ("p.parquet", "nonsense", "cannot be read"),
         ("p.jsonl", '{"problem": 3}\n', "neither text nor"),
     ],
@@ -161,6 +163,18 @@ def test_a_missing_file_and_an_unknown_ending(tmp_path):
     (tmp_path / "p.xyz").write_text("a")
     with pytest.raises(UsageError, match=r"extension '\.xyz'"):
         load_problems(PromptSource(str(tmp_path / "p.xyz")))
+
+
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [("p.jsonl", True), ("gone.csv", True), ("p.txt", True), ("gone.txt", False), (".", False)],
+)
+def test_a_file_or_the_name_of_one_is_local_and_a_folder_or_another_name_is_not(
+    tmp_path, name, local
+):
+    for existing in ("p.jsonl", "p.txt"):
+        (tmp_path / existing).touch()
+    assert is_local(str(tmp_path / name)) is local
 
 
 def test_an_unknown_field_names_the_nearest(tmp_path):
