@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.route_flips import FLIP_EDGES, RouteFlips
 from mismatch_cli.metrics.sums import GroupSums
-from mismatch_cli.trace.routes import LAYER_COUNTS
+from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES
 from tests.metrics.summaries import filled
 
 _LAYERS = 24
@@ -40,3 +43,82 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
         assert row.share_of_gap == pytest.approx(share, abs=1e-6)
         assert row.abs_d_mean.value == pytest.approx(gap_T[inside_T].mean(), abs=1e-6)
     assert result.metrics["flipped_tokens"].value == pytest.approx(_LAYERS / (_LAYERS + 1))
+
+
+AGREEING, NONE = np.zeros(MARGIN_BINS, dtype=np.int32), np.zeros(MARGIN_BINS, dtype=np.int32)
+AGREEING[[0, 10, 20, -1]] = (1, 9, 8, 2)
+TRAINER = {"experts_per_token": 2, "num_experts": 8, "router_layers": [3, 7], "routes": "replayed"}
+
+
+def counted() -> RouteFlips:
+    """Two layers in two responses; a third has no routes."""
+    routing = RouteFlips()
+    layers = [[10, 2, 15, 9, 10, 4, 12, 8], None, [5, 0, 10, 5, 5, 5, 2, 1]]
+    margins = [np.concatenate([AGREEING, NONE]), None, np.concatenate([NONE, NONE])]
+    table = pa.table({"route_layers": layers, "route_margins": margins})
+    routing.update_responses(table, np.arange(3))
+    routing.update_responses(pa.table({"step": [0]}), np.arange(1))
+    return routing
+
+
+def test_layers_by_hand():
+    result = counted().result(2, TRAINER)
+    assert result is not None
+    assert (result.replayed, result.experts, result.experts_per_token) == (True, 8, 2)
+    rows = [
+        (row.layer, row.tokens, row.flipped.value, row.agreement.value) for row in result.layers
+    ]
+    assert rows == [
+        (3, 15, pytest.approx(2 / 15), pytest.approx(25 / 30)),
+        (7, 15, pytest.approx(9 / 15), pytest.approx(14 / 30)),
+    ]
+    assert [row.same_first.value for row in result.layers] == pytest.approx([14 / 15, 9 / 15])
+    assert result.metrics["flipped_routers"].value == pytest.approx(11 / 30)
+    assert result.metrics["agreement"].value == pytest.approx(39 / 60)
+
+
+def test_margins_by_hand():
+    """Of 20 margins the 1st, 10th and 19th: the outer bins have a single edge."""
+    result = counted().result(2, TRAINER)
+    assert result is not None
+    agreeing, flipped = result.margins.agreeing, result.margins.flipped
+    assert (agreeing.count, agreeing.p5, agreeing.p95) == (20, 2.0**-16, 2.0**6)
+    assert agreeing.p50 == pytest.approx(2**-11.25)  # between 2^-11.5 and 2^-11
+    assert list(agreeing.counts) == AGREEING.tolist()
+    assert (flipped.count, flipped.p5, flipped.p50, flipped.p95) == (0, None, None, None)
+    assert list(result.margins.edges) == MARGIN_EDGES.tolist()
+
+
+def test_layers_are_numbered_from_0_where_the_manifest_names_none():
+    result = counted().result(2, {})
+    assert result is not None and [row.layer for row in result.layers] == [0, 1]
+    assert (result.replayed, result.experts, result.experts_per_token) == (False, None, 1)
+    with pytest.raises(MismatchError, match=r"names 1 layers with a router, but .* of 2"):
+        counted().result(2, {"router_layers": [3]})
+    assert RouteFlips().result(2, TRAINER) is None
+
+
+def test_tokens_by_the_first_layer_and_by_mu(make_batch):
+    """Four tokens with routes, of which three flip, and one without."""
+    logq = [math.log(0.02), math.log(0.04), math.log(0.95), -1e-3, math.log(0.6)]
+    d_T = [0.1, -0.3, 0.0, -0.4, 0.5]
+    batch = make_batch([logq], logp_recomputed=[(np.array(logq) + d_T).tolist()])
+    flips_T = np.array([2, 0, 1, 1, 255], dtype=np.uint8)
+    first_T = np.array([0, 255, 1, 1, 255], dtype=np.uint8)
+    batch = replace(batch, route_flips_T=flips_T, route_first_T=first_T)
+    routing = counted()
+    result = filled(routing, batch).result(2, TRAINER)
+    assert result.tokens == 4 and list(result.first) == [1, 2]
+    by_mu = {row.mu_low: (row.mu_high, row.tokens, row.flipped.value) for row in result.by_mu}
+    assert {low: row for low, row in by_mu.items() if row[1]} == {
+        0.01: (0.05, 2, 0.5),
+        0.9: (0.99, 1, 1.0),
+        0.99: (1.0, 1, 1.0),
+    }
+    values = {name: result.metrics[name].value for name in result.metrics}
+    assert values["flipped_tokens"] == 0.75
+    assert values["share_of_gap"] == pytest.approx(0.5 / 0.8, rel=1e-4)
+    assert values["abs_d_flipped"] == pytest.approx(0.5 / 3, rel=1e-4)
+    assert values["abs_d_other"] == pytest.approx(0.3, rel=1e-4)
+    assert [(row.low, row.high) for row in result.by_flips][-2:] == [(5, 8), (9, None)]
+    assert result.by_flips[-1].abs_d_mean.value is None
