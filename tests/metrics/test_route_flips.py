@@ -120,5 +120,6 @@ def test_tokens_by_the_first_layer_and_by_mu(make_batch):
     assert values["share_of_gap"] == pytest.approx(0.5 / 0.8, rel=1e-4)
     assert values["abs_d_flipped"] == pytest.approx(0.5 / 3, rel=1e-4)
     assert values["abs_d_other"] == pytest.approx(0.3, rel=1e-4)
-    assert [(row.low, row.high) for row in result.by_flips][-2:] == [(5, 8), (9, None)]
+    ranges = [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, None)]
+    assert [(row.low, row.high) for row in result.by_flips] == ranges
     assert result.by_flips[-1].abs_d_mean.value is None

@@ -88,6 +88,9 @@ def test_a_conversation_needs_a_chat_template():
             encode_prompts(
                 [alone, conversation], WordTokenizer(), template=template, max_model_len=99
             )
+    long = Problem(2, [SYSTEM, USER, ASSISTANT, USER, ASSISTANT, USER], None)
+    with pytest.raises(MismatchError, match=r"\(system, user, assistant, user\), which needs"):
+        encode_prompts([long], WordTokenizer(), template="raw", max_model_len=99)
     bare = WordTokenizer()
     bare.chat_template = None
     with pytest.raises(
