@@ -57,6 +57,12 @@ def test_by_hand():
     ).value == pytest.approx(0.8)
 
 
+def test_three_steps_have_a_value():
+    """x = 0, 1, 2 and y = 0, 1, 5: cov 5, variances 2 and 14."""
+    estimate = series_correlation(np.array([0.0, 1, 2]), np.array([0.0, 1, 5]))
+    assert estimate.value == pytest.approx(5 / np.sqrt(28))
+
+
 def by_hand(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff up to lag n/4 and without
     Kendall's bias.

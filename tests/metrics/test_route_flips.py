@@ -115,6 +115,7 @@ def test_tokens_by_the_first_layer_and_by_mu(make_batch):
         0.9: (0.99, 1, 1.0),
         0.99: (1.0, 1, 1.0),
     }
+    assert list(result.metrics)[:2] == ["flipped_tokens", "flipped_routers"]
     values = {name: result.metrics[name].value for name in result.metrics}
     assert values["flipped_tokens"] == 0.75
     assert values["share_of_gap"] == pytest.approx(0.5 / 0.8, rel=1e-4)
@@ -123,3 +124,16 @@ def test_tokens_by_the_first_layer_and_by_mu(make_batch):
     ranges = [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, None)]
     assert [(row.low, row.high) for row in result.by_flips] == ranges
     assert result.by_flips[-1].abs_d_mean.value is None
+
+
+def test_more_tokens_are_counted_than_32_bits_hold(make_batch):
+    routing = counted()
+    routing.first[1] = routing.margins[0, 10] = 2**31 - 1
+    batch = make_batch([[-1.0]], logp_recomputed=[[-1.5]])
+    one = np.ones(1, dtype=np.uint8)
+    filled(routing, replace(batch, route_flips_T=one, route_first_T=one))
+    margins = [np.concatenate([AGREEING, NONE])]
+    routing.update_responses(
+        pa.table({"route_layers": [[1] * 8], "route_margins": margins}), np.arange(1)
+    )
+    assert routing.first[1] == 2**31 and routing.margins[0, 10] == 2**31 + 8
