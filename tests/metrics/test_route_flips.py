@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.metrics.route_flips import FLIP_EDGES, RouteFlips
+from mismatch_cli.metrics.route_flips import FLIP_EDGES, MarginCounts, RouteFlips
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES
 from tests.metrics.summaries import filled
@@ -47,6 +47,7 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
 
 AGREEING, NONE = np.zeros(MARGIN_BINS, dtype=np.int32), np.zeros(MARGIN_BINS, dtype=np.int32)
 AGREEING[[0, 10, 20, -1]] = (1, 9, 8, 2)
+FLIPPED = np.where(np.arange(MARGIN_BINS) == 5, 3, 0).astype(np.int32)
 TRAINER = {"experts_per_token": 2, "num_experts": 8, "router_layers": [3, 7], "routes": "replayed"}
 
 
@@ -54,7 +55,7 @@ def counted() -> RouteFlips:
     """Two layers in two responses; a third has no routes."""
     routing = RouteFlips()
     layers = [[10, 2, 15, 9, 10, 4, 12, 8], None, [5, 0, 10, 5, 5, 5, 2, 1]]
-    margins = [np.concatenate([AGREEING, NONE]), None, np.concatenate([NONE, NONE])]
+    margins = [np.concatenate([AGREEING, NONE]), None, np.concatenate([NONE, FLIPPED])]
     table = pa.table({"route_layers": layers, "route_margins": margins})
     routing.update_responses(table, np.arange(3))
     routing.update_responses(pa.table({"step": [0]}), np.arange(1))
@@ -85,8 +86,14 @@ def test_margins_by_hand():
     assert (agreeing.count, agreeing.p5, agreeing.p95) == (20, 2.0**-16, 2.0**6)
     assert agreeing.p50 == pytest.approx(2**-11.25)  # between 2^-11.5 and 2^-11
     assert list(agreeing.counts) == AGREEING.tolist()
-    assert (flipped.count, flipped.p5, flipped.p50, flipped.p95) == (0, None, None, None)
+    assert (flipped.count, flipped.p5, flipped.p50, flipped.p95) == (3, *[2**-13.75] * 3)
     assert list(result.margins.edges) == MARGIN_EDGES.tolist()
+    table = pa.table({"route_layers": [[1] * 8], "route_margins": [[0] * 2 * MARGIN_BINS]})
+    routing = RouteFlips()
+    routing.update_responses(table, np.arange(1))
+    nothing = routing.result(1, TRAINER)
+    assert nothing is not None
+    assert nothing.margins.flipped == MarginCounts(0, None, None, None, [0] * MARGIN_BINS)
 
 
 def test_layers_are_numbered_from_0_where_the_manifest_names_none():
