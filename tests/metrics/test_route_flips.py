@@ -63,7 +63,7 @@ def counted() -> RouteFlips:
 
 
 def test_layers_by_hand():
-    result = counted().result(2, TRAINER)
+    result = counted().result(3, TRAINER)
     assert result is not None
     assert (result.replayed, result.experts, result.experts_per_token) == (True, 8, 2)
     rows = [
@@ -80,7 +80,7 @@ def test_layers_by_hand():
 
 def test_margins_by_hand():
     """Of 20 margins the 1st, 10th and 19th: the outer bins have a single edge."""
-    result = counted().result(2, TRAINER)
+    result = counted().result(3, TRAINER)
     assert result is not None
     agreeing, flipped = result.margins.agreeing, result.margins.flipped
     assert (agreeing.count, agreeing.p5, agreeing.p95) == (20, 2.0**-16, 2.0**6)
@@ -97,11 +97,11 @@ def test_margins_by_hand():
 
 
 def test_layers_are_numbered_from_0_where_the_manifest_names_none():
-    result = counted().result(2, {})
+    result = counted().result(3, {})
     assert result is not None and [row.layer for row in result.layers] == [0, 1]
     assert (result.replayed, result.experts, result.experts_per_token) == (False, None, 1)
     with pytest.raises(MismatchError, match=r"names 1 layers with a router, but .* of 2"):
-        counted().result(2, {"router_layers": [3]})
+        counted().result(3, {"router_layers": [3]})
     assert RouteFlips().result(2, TRAINER) is None
 
 
@@ -114,7 +114,7 @@ def test_tokens_by_the_first_layer_and_by_mu(make_batch):
     first_T = np.array([0, 255, 1, 1, 255], dtype=np.uint8)
     batch = replace(batch, route_flips_T=flips_T, route_first_T=first_T)
     routing = counted()
-    result = filled(routing, batch).result(2, TRAINER)
+    result = filled(routing, batch).result(3, TRAINER)
     assert result.tokens == 4 and list(result.first) == [1, 2]
     by_mu = {row.mu_low: (row.mu_high, row.tokens, row.flipped.value) for row in result.by_mu}
     assert {low: row for low, row in by_mu.items() if row[1]} == {
@@ -130,7 +130,10 @@ def test_tokens_by_the_first_layer_and_by_mu(make_batch):
     assert values["abs_d_other"] == pytest.approx(0.3, rel=1e-4)
     ranges = [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, None)]
     assert [(row.low, row.high) for row in result.by_flips] == ranges
+    shares = [row.share_of_gap for row in result.by_flips]
+    assert shares == pytest.approx([0.3 / 0.8, 0.4 / 0.8, 0.1 / 0.8, 0, 0, 0], rel=1e-4)
     assert result.by_flips[-1].abs_d_mean.value is None
+    assert {row.share_of_gap for row in counted().result(3, TRAINER).by_flips} == {None}
 
 
 def test_more_tokens_are_counted_than_32_bits_hold(make_batch):
