@@ -6,6 +6,7 @@ import pytest
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.engine_arguments import (
+    _SPECULATION,
     is_count,
     is_listed,
     is_name_on_server,
@@ -68,6 +69,7 @@ def test_a_word_has_40_characters_at_most_and_no_dot_or_slash():
         ("hf_overrides", {"rope": {"path": "/etc"}}, False),
         ("hf_overrides", {"rope": {"factor": 2.0, "path": "/etc"}}, False),
         ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3}, True),
+        ("speculative_config", dict.fromkeys(_SPECULATION, 3), True),
         ("speculative_config", {"method": "ngram", "model": "draft"}, False),
         ("speculative_config", {"method": "a/b"}, False),
         ("speculative_config", "ngram", False),
