@@ -12,6 +12,8 @@ import pytest
 
 from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds, cut_by_position, largest_of
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.summaries import filled, summarise
@@ -172,6 +174,18 @@ def test_spearman_without_each_of_32_groups_of_prompts(random_batch) -> None:
     without_G = filled(SampledSpearman(), batch).jackknife().without_G
     np.testing.assert_allclose(without_G, expected_G, rtol=1e-9)
     assert 5 < np.isfinite(without_G).sum() < 32
+
+
+def test_a_token_without_either_value_has_no_rank(make_batch) -> None:
+    batch = make_batch([[-1.0] * 5], logp_recomputed=[[-1.5] * 5])
+    nan = np.float32(np.nan)
+    x_N = np.array([1, nan, 3, 5, nan], dtype=np.float32)
+    y_N = np.array([2, 3, nan, 9, nan], dtype=np.float32)
+    spearman = SampledSpearman()
+    for gaps in token_gaps(batch, PAIRS["mismatch"]):
+        spearman.update_values(gaps, x_N, y_N)
+    rows = spearman.sample.rows()
+    assert sorted(zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)) == [(1, 2), (5, 9)]
 
 
 def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
