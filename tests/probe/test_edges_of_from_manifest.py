@@ -10,6 +10,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.probe import from_manifest
+from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.engine_arguments import unlisted_arguments
 from mismatch_cli.probe.from_manifest import damaged_setting
 
@@ -144,3 +145,69 @@ def test_an_adapter_that_only_the_manifest_names_has_to_be_typed():
     assert adapter_of(None, None, Path("run"), "rollout_adapter") is None
     with pytest.raises(UsageError, match=r"rollout_adapter = .*theirs"):
         adapter_of(None, "theirs", Path("run"), "rollout_adapter")
+
+
+def taken(recorded: dict[str, Any], typed: Any = ()) -> dict[str, Any]:
+    return from_manifest.taken_from(ProbeConfig, recorded, typed, Path("run"))
+
+
+def test_what_is_set_and_not_typed_is_taken():
+    recorded = {"num_prompts": 3, "temperature": 1, "seed": 5, "eager": False, "split": "test"}
+    unset = {"threads": 0, "max_tokens": None, "served_model": "", "trainer_adapter": ""}
+    assert taken(recorded | unset | {"unknown": 1}, {"seed", "top_p"}) == {
+        name: value for name, value in recorded.items() if name != "seed"
+    }
+    data = {"reward": "rare-opener", "engine_arg": ["max_num_seqs=4"], "served_model": "org/m"}
+    assert taken(data) == data
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_prompts", "3"),
+        ("num_prompts", 0),
+        ("seed", 2**32),
+        ("temperature", True),
+        ("split", "a/b"),
+        ("split", "s" * 201),
+        ("served_model", "http://host/m"),
+        ("model", "http://host/m"),
+    ],
+)
+def test_a_value_of_another_type_range_or_form_is_damage(key, value):
+    with pytest.raises(MismatchError, match="is damaged"):
+        taken({key: value})
+    assert taken({key: value}, {key}) == {}  # typed, so that the manifest's is not read
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ({"reward": "a.py:f"}, "with --reward a.py:f. A manifest"),
+        ({"engine_url": "http://a"}, "with --engine-url http://a. A manifest"),
+        ({"prompts": "http://a"}, "with --prompts http://a. A manifest"),
+        ({"trainer_adapter": "lora"}, 'with trainer_adapter = "lora". A manifest'),
+        (
+            {"reward": "a.py:f", "trainer_adapter": "lora", "seed": 5},
+            'with --reward a.py:f; trainer_adapter = "lora". A manifest',
+        ),
+        (
+            {"engine_arg": ["max_num_seqs=4", "worker_cls=x"]},
+            "with --engine-arg max_num_seqs=4 --engine-arg worker_cls=x. A manifest",
+        ),
+    ],
+)
+def test_code_hosts_and_adapters_are_shown_as_they_are_typed(recorded, words):
+    with pytest.raises(UsageError) as error:
+        taken(recorded)
+    assert words in str(error.value)
+
+
+def test_an_engine_argument_that_is_not_listed_has_to_be_typed_unless_it_is():
+    recorded = {"worker_cls": "x", "max_num_seqs": 4}
+    with pytest.raises(UsageError, match=r"with worker_cls=x\. A manifest"):
+        from_manifest.engine_arguments(recorded, (), Path("run"))
+    assert from_manifest.engine_arguments(recorded, {"worker_cls"}, Path("run")) == {
+        "max_num_seqs": 4
+    }
+    assert from_manifest.engine_arguments(None, (), Path("run")) == {}
