@@ -147,3 +147,12 @@ def test_more_tokens_are_counted_than_32_bits_hold(make_batch):
         pa.table({"route_layers": [[1] * 8], "route_margins": margins}), np.arange(1)
     )
     assert routing.first[1] == 2**31 and routing.margins[0, 10] == 2**31 + 8
+
+
+def test_the_mean_gap_of_two_tokens_that_no_layer_flips(make_batch):
+    batch = make_batch([[-1.0, -2.0]], logp_recomputed=[[-1.1, -2.3]])
+    zeros = np.zeros(2, dtype=np.uint8)
+    routing = filled(counted(), replace(batch, route_flips_T=zeros, route_first_T=zeros + 255))
+    metrics = routing.result(3, TRAINER).metrics
+    assert metrics["abs_d_other"].value == pytest.approx(0.2, rel=1e-5)
+    assert metrics["abs_d_flipped"].value is None and metrics["share_of_gap"].value == 0
