@@ -124,8 +124,8 @@ class RewardGroups(Accumulator):
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
-    """Mean reward of each problem by `prompt_id`; a `MismatchError` if it is not an accuracy or
-    nothing was graded.
+    """Mean reward of the graded responses of each problem by `prompt_id`, NaN without any; a
+    `MismatchError` if it is not an accuracy or nothing was graded.
     """
     prompts, rewards = [], []
     for table in trace.tables(["prompt_id", "reward"]):
@@ -144,7 +144,16 @@ def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
             )
         rewards.append(reward_S)
     prompt_ids, prompt_S = np.unique(np.concatenate(prompts), return_inverse=True)
-    accuracies = np.bincount(prompt_S, np.concatenate(rewards)) / np.bincount(prompt_S)
+    reward_S = np.concatenate(rewards)
+    graded_S = ~np.isnan(reward_S)
+    if not graded_S.any():
+        raise MismatchError(
+            f"{trace.folder} has no rewards, because its --reward declined every response. Name "
+            "another --reward, or other problems."
+        )
+    sums_P = np.bincount(prompt_S, np.where(graded_S, reward_S, 0))
+    graded_P = np.bincount(prompt_S, graded_S)
+    accuracies = np.divide(sums_P, graded_P, out=np.full(len(sums_P), np.nan), where=graded_P > 0)
     return dict(zip(prompt_ids.tolist(), accuracies.tolist(), strict=True))
 
 
@@ -159,7 +168,7 @@ class Curation:
     keep: tuple[float, float]  # both ends included
     samples: int
     held_out_samples: int
-    accuracy: dict[int, float]  # of every problem
+    accuracy: dict[int, float]  # of every problem with a graded response
     held_out: dict[int, float]  # of the kept ones
     unstated: int = 0  # of the first samples: they ended without an answer in the asked form
 

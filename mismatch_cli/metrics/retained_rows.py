@@ -15,7 +15,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
-_NO_ID = -1  # of a token without an id, in a row; None in results
+NO_ID = -1  # of a token without an id, in a row; None in results
 _ALMOST_1 = 1 - 2.0**-53  # of 2^64, which itself does not fit a uint64
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
@@ -161,7 +161,7 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
     response, rows["position"] = gaps.place_of(index)
     _identify(rows, gaps, response)
     ids = gaps.token_ids_at(index)
-    rows["token_id"] = _NO_ID if ids is None else ids
+    rows["token_id"] = NO_ID if ids is None else ids
     rows["logp_reference"] = gaps.logq_N[index]
     rows["logp_current"] = gaps.logp_N[index]
     rows["tv_topk"] = np.nan
@@ -257,5 +257,5 @@ def _columns(smallest: SmallestRows) -> dict[str, list[Any]]:
     columns = {name: rows[name].tolist() for name in rows.dtype.names or ()}
     del columns["key"]
     if "token_id" in columns:
-        columns["token_id"] = [None if id_ == _NO_ID else id_ for id_ in columns["token_id"]]
+        columns["token_id"] = [None if id_ == NO_ID else id_ for id_ in columns["token_id"]]
     return columns

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 EQUAL, NEWER = "equal", "newer"
 RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
+_LATEST = 2**31 - 2  # version that a trace can hold, with the next one
 _OF_TRACE = override(None, show_default="as the trace says")
 _MODEL_ARGUMENT = override(argument=True, metavar=None)
 
@@ -359,7 +360,8 @@ class RescoreConfig(RecordingSettings):
     cpu: CpuSettings = settings_group(CpuSettings)
 
     def __post_init__(self) -> None:
-        if self.weights not in (EQUAL, NEWER) and not self.weights.isdecimal():
+        is_version = self.weights.isdecimal() and int(self.weights) <= _LATEST
+        if self.weights not in (EQUAL, NEWER) and not is_version:
             raise UsageError(
                 f"--weights {self.weights} is invalid. Use {EQUAL}, {NEWER}, or a version such "
                 "as 40."

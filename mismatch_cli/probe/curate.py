@@ -4,6 +4,7 @@ held-out samples.
 
 import json
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def _sample(
 def _choose(config: CurateConfig, run_folder: Path) -> Curation:
     """What the first trace chooses; a `MismatchError` if that is nothing."""
     trace = Trace.open(run_folder / _CHOOSING)
-    accuracy = accuracy_by_prompt(trace)
+    accuracy = {id_: share for id_, share in accuracy_by_prompt(trace).items() if not isnan(share)}
     unstated = trace.count("unstated")
     curation = Curation(
         keep=config.choice.keep,

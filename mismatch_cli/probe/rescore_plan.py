@@ -127,6 +127,8 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
     """
     trace.require_ids("A trainer scores")
     source = _Source.of(trace)
+    if not source.rows:
+        raise MismatchError(f"{trace.folder} has no responses to score. Name another trace.")
     if source.without_prompt:
         raise MismatchError(
             f"{trace.folder} lacks the prompt of {source.without_prompt} of its {source.rows} "

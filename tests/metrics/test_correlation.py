@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.correlation import FEWEST_STEPS, series_correlation
+from mismatch_cli.metrics.correlation import FEWEST_STEPS, _independent_steps, series_correlation
 
 
 def width(x: np.ndarray, y: np.ndarray) -> float:
@@ -55,6 +55,32 @@ def test_by_hand():
     assert series_correlation(
         np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4])
     ).value == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("factor", [3, -0.7])
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_takes_no_line_beyond_one(seed, factor):
+    """For a third of these the quotient is 1 + 2⁻⁵² or more, whose artanh is not a number."""
+    x = np.random.default_rng(seed).normal(size=20)
+    estimate = series_correlation(x, factor * x)
+    assert abs(estimate.value) <= 1
+    assert estimate.low is None or -1 <= estimate.low <= estimate.high <= 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "effective", "has_interval"), [(50, 3.9, False), (20, 4.06, True), (27, 4.76, True)]
+)
+def test_more_than_four_independent_steps_have_an_interval(seed, effective, has_interval):
+    rng = np.random.default_rng(seed)
+    x, y = (autoregressive(rng, 20, 0.95) for _ in range(2))
+    assert _independent_steps(x - x.mean(), y - y.mean()) == pytest.approx(effective, abs=0.005)
+    assert (series_correlation(x, y).low is not None) == has_interval
+
+
+def test_three_steps_have_a_value():
+    """x = 0, 1, 2 and y = 0, 1, 5: cov 5, variances 2 and 14."""
+    estimate = series_correlation(np.array([0.0, 1, 2]), np.array([0.0, 1, 5]))
+    assert estimate.value == pytest.approx(5 / np.sqrt(28))
 
 
 def by_hand(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

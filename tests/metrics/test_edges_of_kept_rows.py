@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
+from mismatch_cli.metrics.correlation import _ROW as SPEARMAN_ROW
 from mismatch_cli.metrics.retained_rows import (
     RESPONSE_ROW,
     TOKEN_ROW,
@@ -39,12 +41,18 @@ def test_a_scatter_plot_has_twenty_thousand_tokens_and_five_thousand_responses(m
 def test_hashes_are_compared_to_their_last_bits() -> None:
     """In float32 these are equal, and the first would stay."""
     hash_N = np.array([2**62, 2**62 - 2**12], dtype=np.uint64)
-    for dtype in (TOKEN_ROW, RESPONSE_ROW):
-        smallest = SmallestRows(dtype, 1)
-        rows = np.zeros(2, dtype=dtype)
-        rows["step"] = [1, 2]
-        smallest.offer_hashed(hash_N, rows.take)
-        assert smallest.rows()["step"].tolist() == [2]
+    columns = {
+        "step": (TOKEN_ROW, RESPONSE_ROW),
+        "group": (SPEARMAN_ROW,),
+        "advantage": (JUDGED_ROW,),
+    }
+    for column, dtypes in columns.items():
+        for dtype in dtypes:
+            smallest = SmallestRows(dtype, 1)
+            rows = np.zeros(2, dtype=dtype)
+            rows[column] = [1, 2]
+            smallest.offer_hashed(hash_N, rows.take)
+            assert smallest.rows()[column].tolist() == [2]
 
 
 def test_a_response_is_in_the_scatter_plot_from_its_first_token_in_support(make_batch) -> None:

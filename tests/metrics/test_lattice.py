@@ -94,3 +94,49 @@ def test_the_share_of_a_line_is_what_rises_above_the_valley(make_batch) -> None:
     lattice = lines(make_batch, torch.tensor(logq), torch.tensor(-np.log1p(np.exp(-gap))))
     assert list(lattice) == [0.0625]
     assert lattice[0.0625] == pytest.approx(0.2, abs=0.005)
+
+
+def test_a_line_by_hand() -> None:
+    """At 1/16 the peak is bins 28 to 35 of 1/512, and the valley 12 to 19 or 20 to 27; the last
+    column has the tokens that do not count.
+    """
+    lattice = Lattice()
+    columns = [0, 11, 12, 19, 20, 27, 28, 35, 36, 512, 513]
+    lattice._counts[3, columns] = (0, 5, 30, 0, 25, 0, 120, 0, 0, 0, 1000)
+    lattice._counts[9, columns] = (500, 6, 0, 30, 0, 15, 0, 80, 7, 100, 0)
+    line = lattice._line(1 / 16)
+    assert line is not None and line.spacing == 1 / 16
+    assert line.share == pytest.approx((200 - 40) / 918)
+    assert line.rise == pytest.approx(200.5 / 40.5)
+    counting_error = np.sqrt(1 / 200.5 + 1 / 40.5)
+    logs = np.log([80.5 / 15.5, 120.5 / 25.5])  # without either group
+    assert abs(logs[0] - logs[1]) / 2 < counting_error
+    assert line.z == pytest.approx(np.log(200.5 / 40.5) / counting_error)
+    # The prompts of one group alone have peaks: they differ more than their tokens do.
+    lattice._counts[9, 14] = 300
+    lattice._counts[9, 22] = 250
+    other = lattice._line(1 / 16)
+    logs = np.log([80.5 / 265.5, 120.5 / 25.5])
+    group_error = abs(logs[0] - logs[1]) / 2  # √(½ Σ (log − mean)²) of two groups
+    assert other is not None and other.z == pytest.approx(np.log(200.5 / 290.5) / group_error)
+    assert other.share == pytest.approx((200 - 290) / (918 + 550))
+
+
+@pytest.mark.parametrize(("tokens", "has_line"), [(49, False), (50, True)])
+def test_a_peak_needs_fifty_tokens(tokens, has_line) -> None:
+    lattice = Lattice()
+    lattice._counts[0, 32] = tokens
+    assert (lattice._line(1 / 16) is not None) == has_line
+
+
+def test_a_log_odds_gap_is_counted_in_its_bin(make_batch) -> None:
+    """|x| of 0, 1/16 and 3 on counted tokens; one has μ above 0.99, one is out of support."""
+    mu = np.array([0.5, 0.4, 0.3, 0.995, 0.5])
+    x = np.array([0.0, -0.063, 3.0, 0.5, 0.0])
+    odds = np.log(mu / (1 - mu)) + x
+    logp = -np.log1p(np.exp(-odds))
+    logp[-1] = -np.inf
+    lattice = filled(Lattice(), make_batch([np.log(mu).tolist()], logp_recomputed=[logp.tolist()]))
+    bins, numbers = np.nonzero(lattice.counts.sum(axis=0))[0], lattice._counts.sum(axis=0)
+    assert bins.tolist() == [0, 32, 512] and numbers[bins].tolist() == [1, 1, 1]
+    assert numbers[513] == 2

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.population import (
     Curation,
     DistinctPrompts,
@@ -31,6 +32,16 @@ def test_more_prompts_than_fit_are_estimated() -> None:
     assert sketch.result() == pytest.approx(65_000, rel=0.05)
 
 
+def test_as_many_prompts_as_fit_may_be_more() -> None:
+    """Three hashes kept, of which the largest is in the middle: two for each half."""
+    sketch = DistinctPrompts(3)
+    sketch.update(np.array([1, 2]))
+    assert sketch.exact and sketch.result() == 2
+    sketch.hashes = np.array([2**61, 2**62, 2**63], dtype=np.uint64)
+    assert not sketch.exact and sketch.result() == 4
+    assert DistinctPrompts().size == RewardGroups().size == 65_536
+
+
 def _groups(make_batch, rewards, prompts, steps=None, size: int = 2**16) -> RewardGroups:
     count = len(rewards)
     batch = make_batch(
@@ -45,6 +56,17 @@ def test_groups_without_signal(make_batch) -> None:
     # prompt 1: equal, 2: mixed, 3: alone (no group), 4: not graded
     groups = _groups(make_batch, [1, 1, 0, 1, 0, float("nan"), float("nan")], [1, 1, 2, 2, 3, 4, 4])
     assert groups.jackknife().estimate(3).value == 0.5
+
+
+def test_the_share_without_each_prompt(make_batch) -> None:
+    """Prompt 1 has equal rewards and prompts 2 and 5 have not; no other group has prompts."""
+    groups = _groups(make_batch, [1, 1, 0, 1, 1, 0], [1, 1, 2, 2, 5, 5])
+    assert groups.jackknife().value == pytest.approx(1 / 3)
+    of_1, of_2, of_5 = prompt_groups(np.array([1, 2, 5])).tolist()
+    assert len({of_1, of_2, of_5}) == 3
+    expected_G = np.full(GROUPS, np.nan)
+    expected_G[[of_1, of_2, of_5]] = (0, 0.5, 0.5)
+    np.testing.assert_array_equal(groups.jackknife().without_G, expected_G)
 
 
 def test_a_prompt_in_two_steps_is_two_groups(make_batch) -> None:
@@ -81,6 +103,23 @@ def test_a_problem_may_span_several_shards(make_batch, tmp_path):
     ]
     trace = write_trace(tmp_path / "t", *shards)
     assert accuracy_by_prompt(trace) == {3: 0.25, 7: 0.25}
+
+
+@pytest.mark.parametrize(("reward", "shown"), [(1.5, "1.5"), (-0.25, "-0.25")])
+def test_a_reward_outside_0_to_1_is_no_accuracy(make_batch, tmp_path, reward, shown):
+    trace = write_trace(tmp_path / "t", make_batch([[-1.0]] * 3, reward=[0.0, reward, 1.0]))
+    with pytest.raises(MismatchError, match=f"a reward of {shown}, but an accuracy must be from"):
+        accuracy_by_prompt(trace)
+
+
+def test_an_accuracy_is_over_graded_responses(make_batch, tmp_path):
+    """A reward may decline some responses, which then are neither right nor wrong."""
+    nan = float("nan")
+    batch = make_batch([[-1.0]] * 5, prompt_id=[3, 7, 3, 3, 7], reward=[1.0, 0.5, nan, 0.0, nan])
+    assert accuracy_by_prompt(write_trace(tmp_path / "t", batch)) == {3: 0.5, 7: 0.5}
+    none = make_batch([[-1.0]] * 2, prompt_id=[3, 7], reward=[nan, nan])
+    with pytest.raises(MismatchError, match="--reward declined every response"):
+        accuracy_by_prompt(write_trace(tmp_path / "none", none))
 
 
 def test_without_rewards_there_is_no_accuracy(make_batch, tmp_path):

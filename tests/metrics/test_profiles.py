@@ -10,7 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds, cut_by_position, largest_of
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.summaries import filled, summarise
@@ -157,6 +160,32 @@ def test_spearman_is_exact_on_a_short_trace(random_batch, gap: float) -> None:
     batch = random_batch(seed=2, responses=200, longest=100, gap=gap)
     coefficient, exact = _spearman(batch)
     assert batch.num_tokens < SAMPLE_TOKENS and coefficient == pytest.approx(exact, abs=1e-12)
+
+
+def test_spearman_without_each_of_32_groups_of_prompts(random_batch) -> None:
+    batch = random_batch(seed=4, responses=60, longest=20)
+    group_S = prompt_groups(batch.prompt_id_S) * 32 // GROUPS
+    group_T = np.repeat(group_S, np.diff(batch.offset_S1))
+    expected_G = np.full(32, np.nan)
+    for group in np.unique(group_S):
+        others_T = group_T != group
+        q, p = (pd.Series(x[others_T]) for x in (batch.logp_rollout_T, batch.logp_recomputed_T))
+        expected_G[group] = q.rank().corr(p.rank())
+    without_G = filled(SampledSpearman(), batch).jackknife().without_G
+    np.testing.assert_allclose(without_G, expected_G, rtol=1e-9)
+    assert 5 < np.isfinite(without_G).sum() < 32
+
+
+def test_a_token_without_either_value_has_no_rank(make_batch) -> None:
+    batch = make_batch([[-1.0] * 5], logp_recomputed=[[-1.5] * 5])
+    nan = np.float32(np.nan)
+    x_N = np.array([1, nan, 3, 5, nan], dtype=np.float32)
+    y_N = np.array([2, 3, nan, 9, nan], dtype=np.float32)
+    spearman = SampledSpearman()
+    for gaps in token_gaps(batch, PAIRS["mismatch"]):
+        spearman.update_values(gaps, x_N, y_N)
+    rows = spearman.sample.rows()
+    assert sorted(zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)) == [(1, 2), (5, 9)]
 
 
 def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.probe.config import RolloutConfig
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.probe.config import RescoreConfig, RolloutConfig
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,9 @@ def test_a_shard_has_256_responses_and_at_most_a_million_tokens(max_tokens, samp
     sampler = SimpleNamespace(max_tokens=max_tokens, samples_per_prompt=samples)
     config = SimpleNamespace(sampler=sampler)
     assert RolloutConfig.prompts_per_shard.fget(config) == prompts
+
+
+def test_a_version_of_the_weights_fits_a_column_of_32_bits_with_the_next_one():
+    assert RescoreConfig.of({"weights": str(2**31 - 2)}).weights == "2147483646"
+    with pytest.raises(UsageError, match="--weights 2147483647 is invalid"):
+        RescoreConfig.of({"weights": str(2**31 - 1)})

@@ -510,6 +510,15 @@ def planned(
     return plan_rescoring(trace, config(folder, weights=weights))
 
 
+@pytest.mark.parametrize("weights", [EQUAL, NEWER, "3"])
+def test_a_trace_without_responses_has_nothing_to_score(weights, tmp_path):
+    trace = written(tmp_path, rows_of_log_probs([[-1.0]]))
+    (shard,) = trace.shards
+    pq.write_table(pq.read_table(shard).slice(0, 0), shard)
+    with pytest.raises(MismatchError, match="has no responses to score"):
+        plan_rescoring(Trace.open(trace.folder), config(tmp_path, weights=weights))
+
+
 @pytest.mark.parametrize("has_own_pi", [True, False])
 def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(
     has_own_pi, tmp_path

@@ -15,7 +15,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.estimate import SHARE, Estimate, finite_or_none, interval
 from mismatch_cli.metrics.histograms import without_each_group
-from mismatch_cli.metrics.retained_rows import TOKEN_ROW, token_rows
+from mismatch_cli.metrics.retained_rows import NO_ID, TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
 PATTERNS = 1024  # that have examples
@@ -46,7 +46,7 @@ class DisputedToken:
     prompt_id: int
     sample_index: int
     position: int
-    token_id: int
+    token_id: int | None
     logp_reference: float
     logp_current: float | None
 
@@ -193,6 +193,7 @@ class Overlap(Accumulator):
 
 def _disputed_token(only: str, other: str, row: np.ndarray) -> DisputedToken:
     token = row["token"]
+    token_id = int(token["token_id"])
     return DisputedToken(
         only,
         other,
@@ -202,7 +203,7 @@ def _disputed_token(only: str, other: str, row: np.ndarray) -> DisputedToken:
         prompt_id=int(token["prompt_id"]),
         sample_index=int(token["sample_index"]),
         position=int(token["position"]),
-        token_id=int(token["token_id"]),
+        token_id=None if token_id == NO_ID else token_id,
         logp_reference=float(token["logp_reference"]),
         logp_current=finite_or_none(float(token["logp_current"])),
     )

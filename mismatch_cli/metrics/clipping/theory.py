@@ -92,10 +92,9 @@ class Theory(Accumulator):
             d_S = gaps.responses.sum(d_N)
             less_1_S = gaps.responses.sum(less_1_N)
             abs_less_1_S = gaps.responses.sum(np.abs(less_1_N))
-            difference_S = reward_S * np.expm1(d_S)
-            rows_SM = np.stack(
-                [np.ones_like(d_S), reward_S * less_1_S, difference_S, abs_less_1_S], axis=1
-            )
+            surrogate_S = _earned(reward_S, less_1_S)
+            difference_S = _earned(reward_S, np.expm1(d_S))
+            rows_SM = np.stack([np.ones_like(d_S), surrogate_S, difference_S, abs_less_1_S], axis=1)
         group_S = gaps.group_S[graded_S]
         self.sums.update(group_S, rows_SM[graded_S])
         self.weights.update(group_S, d_S[graded_S])
@@ -155,6 +154,11 @@ class Theory(Accumulator):
             "linear_bound": surrogate - 2 * self.xi * abs_less_1,
             "tv_sum": abs_less_1 / 2,
         }
+
+
+def _earned(reward_S: np.ndarray, factor_S: np.ndarray) -> np.ndarray:
+    """R × a factor: 0 without a reward, though the factor be too large for a float."""
+    return np.multiply(reward_S, factor_S, out=np.zeros_like(factor_S), where=reward_S != 0)
 
 
 def _largest(so_far: float, value_N: np.ndarray | None, graded_N: np.ndarray) -> float:

@@ -134,11 +134,20 @@ def _filled(
     though the user `named` it.
     """
     for field in candidates:
-        if any(_get(row, field) is not None for row in rows):
+        if any(not _is_missing(_get(row, field)) for row in rows):
             return field
     if named:
+        if any(named in row for row in rows):
+            raise UsageError(f"{where}: The field '{named}' is empty in every row. Name another.")
         raise UsageError(f"{where}: {unknown_name('field', named, set[str]().union(*rows))}")
     return None
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a field is unset; tables write that as an empty text or as NaN, which alone differs
+    from itself.
+    """
+    return value is None or value == "" or value != value
 
 
 def _get(row: Row, dotted: str) -> Any:
@@ -165,13 +174,10 @@ def _to_problem(
     """The problem of a row; a `MismatchError` for one that cannot be posed."""
     prompt = _prompt_in(row, prompt_field, f"{location}, row {number}")
     answer = _get(row, answer_field) if answer_field else None
-    # Tables write a missing value as NaN, which alone differs from itself.
-    if answer == "" or answer != answer:
-        answer = None
     others = None
     if columns:
         others = {name: value for name, value in row.items() if name != prompt_field}
-    problem = Problem(number, prompt, None if answer is None else str(answer), others)
+    problem = Problem(number, prompt, None if _is_missing(answer) else str(answer), others)
     if not is_encodable(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
             f"{location}, row {number} holds half a character (a lone surrogate such as \\ud800), "

@@ -23,6 +23,7 @@ Row = Mapping[str, Any]
 Numbered = tuple[int, Row]
 _ROWS_AT_A_TIME, _ROWS_COMPARED = 64, 2**16
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+_ENCODING = "utf-8-sig"  # spreadsheets write a mark before the first name, which is not part of it
 
 
 def is_local(location: str) -> bool:
@@ -73,7 +74,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding=_ENCODING) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -87,7 +88,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    content = parse_json(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_text(encoding=_ENCODING))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError("the file is not a JSON list of objects.")
     yield from content
@@ -114,7 +115,7 @@ def _as_table(rows: Any) -> Any:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding=_ENCODING, newline="") as file:
         reader = csv.DictReader(file)
         for row in reader:
             if None in row:
@@ -192,6 +193,8 @@ def _as_text(column: Any) -> pa.Array:
     kind = column.type
     if pa.types.is_struct(kind):
         return _together([_as_text(part) for part in column.flatten()])
+    if pa.types.is_fixed_size_list(kind):
+        return _as_text(column.cast(pa.list_(kind.value_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         length = pc.fill_null(pc.list_value_length(column), pa.scalar(0, column.offsets.type))
         # `flatten` leaves out null lists, which have no length either: they count as empty.

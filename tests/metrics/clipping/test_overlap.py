@@ -13,7 +13,17 @@ import pytest
 from mismatch_cli.metrics.clipping.masked_slice import apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap, distinct_patterns
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, world
+from tests.metrics.clipping.world import (
+    ALL,
+    EVERYTHING,
+    PLAIN,
+    found_in,
+    plain_algorithms,
+    result_of,
+    simple,
+    without,
+    world,
+)
 
 
 def test_counts_and_jaccard_of_every_pair(judged_world):
@@ -102,6 +112,15 @@ def test_the_number_of_patterns_with_examples_is_limited(monkeypatch, limit):
     assert len(first_overlap.examples) <= 3 * limit
     assert sorted(map(str, first_overlap.examples)) == sorted(map(str, other.examples))
     assert (first_overlap.both == other.both).all()
+
+
+def test_an_example_of_a_trace_without_token_ids_has_none():
+    """Of two algorithms one blocks the token, whose probability has fallen far."""
+    batch = simple([[-1.0]], [[-9.5]], [-1])
+    for ids, trace in ((None, without(batch, "response_ids_T")), (0, batch)):
+        result = result_of(trace, needs=PLAIN, algorithms=plain_algorithms())
+        examples = result["overlap"]["examples"]
+        assert examples and {row["token_id"] for row in examples} == {ids}
 
 
 def test_more_than_1024_patterns_keep_the_examples_of_1024():

@@ -291,3 +291,20 @@ def test_a_weight_too_large_for_a_float():
     assert theory["weight_max"] is None
     assert theory["ess"]["value"] == pytest.approx(1 / 12)
     assert theory["difference"]["value"] is None and theory["difference"]["note"]
+
+
+def test_a_response_that_earns_nothing_adds_nothing_however_large_its_weight():
+    """100 tokens with d = 8.5 have a weight beyond a float, times a reward of 0."""
+    batch = simple(
+        [[-9.0] * 100, [-1.0, -2.0]],
+        [[-0.5] * 100, [-1.5, -2.5]],
+        [1, -1],
+        reward=np.array([0.0, 1.0]),
+        prompt_id=np.array([0, 1]),
+    )
+    theory = result_of(batch, **PLAINLY)["theory"]
+    half = np.exp(-0.5)
+    assert theory["difference"]["value"] == pytest.approx((half**2 - 1) / 2)
+    assert theory["surrogate"]["value"] == pytest.approx(2 * (half - 1) / 2)
+    assert theory["correction"]["value"] == pytest.approx((half - 1) - (half**2 - 1) / 2)
+    assert theory["weight_max"] is None

@@ -83,6 +83,13 @@ def test_boxes_are_read_as_before(grader):
     assert stated_answer("\\boxed{3}\nAnswer: 34") == "3"
 
 
+@pytest.mark.parametrize(("statement", "longest"), [("Answer: 34\n", 300), ("\\boxed{34}\n", 100)])
+def test_a_line_is_read_within_300_characters_of_the_end_and_a_box_within_100(statement, longest):
+    for length, answer in ((longest, "34"), (longest + 1, None)):
+        response = statement + "x" * (length - len(statement))
+        assert stated_answer(response, on_line=True) == answer
+
+
 @pytest.mark.parametrize(
     ("settings", "earned"),
     [
@@ -137,6 +144,7 @@ def test_responses_that_end_without_an_answer_are_counted_apart():
         "1 of 4 responses ended without an answer in the asked form, and score 0 for that alone."
     )
     assert "--prompt-template boxed" in without_answer(3, 4)
+    assert "--prompt-template boxed" not in without_answer(2, 4)  # half is not most
 
 
 def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.probe.tasks.rewards import OwnReward
+from mismatch_cli.probe.tasks.answers import SECONDS_HELP
+from mismatch_cli.probe.tasks.rewards import AnsweredResponse, OwnReward
+from mismatch_cli.processes.child import LATE, Reply
 
 FUNCTIONS = """
 from __future__ import annotations
@@ -85,3 +87,28 @@ def test_a_file_that_cannot_be_loaded_says_why(tmp_path):
 def test_names_of_missing_functions_are_refused(where):
     with pytest.raises(UsageError, match=r"path/to/file\.py:function"):
         OwnReward(where)
+
+
+@pytest.mark.parametrize("kind", ["", "batch", "keywords"])
+@pytest.mark.parametrize("seconds", [0, 90])
+def test_the_limits_of_a_function_are_those_of_the_help(kind, seconds, reward_of, monkeypatch):
+    """Per response, per batch and to load; 30, 600 and 60 where none is set."""
+    one, batch, load = (30, 600, 60) if not seconds else (90, 90, 90)
+    assert SECONDS_HELP.endswith("; 0: 30, 600, 60.")
+    reward = reward_of("length", seconds=seconds)
+    limits = []
+
+    def ask(question, limit):
+        limits.append(limit)
+        return Reply(kind) if question is None else LATE
+
+    monkeypatch.setattr(reward.child, "ask", ask)
+    rows = [AnsweredResponse("4", "4", "2 + 2", "stop"), AnsweredResponse("x", "5", "p", "stop")]
+    assert reward.grade_all(rows) == [0, 0]
+    assert reward.timeouts == 2 and reward.child.seconds_to_start == load
+    assert limits == [30, *([batch] if kind else [one, one])]
+
+
+def test_a_response_is_quoted_up_to_200_characters(reward_of):
+    with pytest.raises(MismatchError, match=f"response '{'a' * 200}'"):
+        reward_of("broken").grade("a" * 201, None, "stop", "p")

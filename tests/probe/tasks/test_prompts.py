@@ -15,6 +15,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks import prompt_templates as _templates
 from mismatch_cli.probe.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+from mismatch_cli.probe.tasks.source_rows import is_local
 from tests.frameworks.importing.layouts import write_records
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
@@ -87,6 +88,9 @@ def test_a_conversation_needs_a_chat_template():
             encode_prompts(
                 [alone, conversation], WordTokenizer(), template=template, max_model_len=99
             )
+    long = Problem(2, [SYSTEM, USER, ASSISTANT, USER, ASSISTANT, USER], None)
+    with pytest.raises(MismatchError, match=r"\(system, user, assistant, user\), which needs"):
+        encode_prompts([long], WordTokenizer(), template="raw", max_model_len=99)
     bare = WordTokenizer()
     bare.chat_template = None
     with pytest.raises(
@@ -145,6 +149,7 @@ def test_a_name_that_is_neither_file_nor_data_set():
         ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is not JSON"),
         ("p.jsonl", "3\n", "not a JSON object"),
         ("p.json", "{}", "not a JSON list"),
+        ("p.json", '[{"problem": "a"}, 3]', "not a JSON list of objects"),
         ("p.parquet", "nonsense", "cannot be read"),
         ("p.jsonl", '{"problem": 3}\n', "neither text nor"),
     ],
@@ -163,6 +168,18 @@ def test_a_missing_file_and_an_unknown_ending(tmp_path):
         load_problems(PromptSource(str(tmp_path / "p.xyz")))
 
 
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [("p.jsonl", True), ("gone.csv", True), ("p.txt", True), ("gone.txt", False), (".", False)],
+)
+def test_a_file_or_the_name_of_one_is_local_and_a_folder_or_another_name_is_not(
+    tmp_path, name, local
+):
+    for existing in ("p.jsonl", "p.txt"):
+        (tmp_path / existing).touch()
+    assert is_local(str(tmp_path / name)) is local
+
+
 def test_an_unknown_field_names_the_nearest(tmp_path):
     source = write(tmp_path / "p.jsonl")
     with pytest.raises(
@@ -172,6 +189,29 @@ def test_an_unknown_field_names_the_nearest(tmp_path):
         load_problems(PromptSource(source, prompt_field="problm"))
     with pytest.raises(UsageError, match="answer_field"):
         load_problems(PromptSource(source, answer_field="anwser"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "jsonl"])
+def test_the_mark_that_spreadsheets_write_is_not_part_of_the_first_name(tmp_path, ending):
+    """Else the first column would be missing: with the answers in it, nothing would be graded."""
+    text = {
+        "csv": "answer,problem\n3,1 + 2?\n",
+        "json": '[{"answer": "3", "problem": "1 + 2?"}]',
+        "jsonl": '{"answer": "3", "problem": "1 + 2?"}\n',
+    }[ending]
+    path = tmp_path / f"p.{ending}"
+    path.write_text(text, encoding="utf-8-sig")
+    assert load_problems(PromptSource(str(path))) == [Problem(0, "1 + 2?", "3")]
+
+
+def test_a_field_that_is_empty_in_every_row_hides_no_later_one(tmp_path):
+    (tmp_path / "p.csv").write_text("problem,answer,solution\n1 + 2?,,3\n2 + 2?,,\n")
+    source = str(tmp_path / "p.csv")
+    assert [p.answer for p in load_problems(PromptSource(source))] == ["3", None]
+    with pytest.raises(UsageError, match=r"answer_field, .*'answer' is empty in every row"):
+        load_problems(PromptSource(source, answer_field="answer"))
+    (tmp_path / "p.jsonl").write_text('{"problem": NaN, "prompt": "1 + 2?", "answer": NaN}')
+    assert load_problems(PromptSource(str(tmp_path / "p.jsonl"))) == [Problem(0, "1 + 2?", None)]
 
 
 class WordTokenizer:

@@ -92,6 +92,12 @@ def test_texts_are_not_mistaken_for_each_other():
     assert [n for n, _ in first_of_each([numbers], ["absent"])] == [0, 1, 2, 3]
 
 
+def test_lists_of_one_length():
+    pairs = pa.array([["a", "b"], ["ab", ""], ["a", "b"], None], pa.list_(pa.string(), 2))
+    table = pa.table({"problem": pairs})
+    assert [n for n, _ in first_of_each([table], ["problem"])] == [0, 1, 3]
+
+
 def test_many_repeated_rows():
     """Of 200,000 rows with 2,000 problems, each batch of 65,536 makes objects only of the new
     ones.
