@@ -12,8 +12,10 @@ from mismatch_cli.train.studies.seeds import (
     difference,
     over_seeds,
     paired,
+    seeded,
     t_quantile,
 )
+from tests.train.training_runs import run_of
 
 
 def test_an_interval_that_ends_at_0_is_not_above_it() -> None:
@@ -27,7 +29,7 @@ def test_a_mean_over_seeds_by_hand() -> None:
     half = 4.303 * (7 / 3) ** 0.5
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((3, 3 - half, 3 + half))
     assert over_seeds([]) == over_seeds([None]) == Estimate(None, note=ONE_SEED)
-    assert over_seeds([5.0]) == Estimate(5.0, note=ONE_SEED)
+    assert over_seeds([0.1]) == Estimate(0.1, note=ONE_SEED)
     assert over_seeds([-0.3, -(0.1 + 0.2)]).note == NO_SPREAD
 
 
@@ -39,6 +41,11 @@ def test_a_spread_is_rounding_by_the_size_of_the_larger_side() -> None:
     same, near_0 = [(None, 1e6), (None, 1e6)], [(None, 0.0), (None, 1e-8)]
     assert difference(same, near_0).estimate.note == NO_SPREAD
     assert difference(near_0, same).estimate.note == NO_SPREAD
+
+
+def test_a_run_without_a_value_is_left_out() -> None:
+    runs = [run_of([0.5], seed=seed) for seed in (4, 2, 7)]
+    assert seeded(runs, [0.1, None, 0.0]) == [(4, 0.1), (7, 0.0)]
 
 
 def test_pairs_are_of_the_seeds_that_both_have() -> None:
@@ -64,12 +71,19 @@ def test_a_single_run_is_compared_with_its_partner_alone() -> None:
 
 
 def test_runs_without_two_pairs_have_welchs_interval() -> None:
-    # Means 2 and 8, variances of the means 1 and 7/3, of 2 and 3 runs: (10/3)² / (1 + 49/18) = 2.98
-    answer = difference([(1, 1.0), (None, 3.0)], [(1, 6.0), (2, 7.0), (None, 11.0)])
-    half = 4.303 * (1 + 7 / 3) ** 0.5
+    # Means 18.25 and 14, variances of the means 8.0625 and 7.4, of 4 and 5 runs:
+    # 15.4625² / (8.0625² / 3 + 7.4² / 4) = 6.76, rounded down
+    one, other = ((12, 15, 22, 24), (6, 13, 13, 15, 23))
+    answer = difference([(None, value) for value in one], [(None, value) for value in other])
+    half = 2.447 * 15.4625**0.5
     estimate = answer.estimate
-    assert answer.pairs == 0 and estimate.value == pytest.approx(-6)
-    assert (estimate.low, estimate.high) == pytest.approx((-6 - half, -6 + half))
+    assert answer.pairs == 0 and estimate.value == pytest.approx(4.25)
+    assert (estimate.low, estimate.high) == pytest.approx((4.25 - half, 4.25 + half))
+    # A seed that both have is a pair only beside another one
+    two = difference([(1, 1.0), (None, 3.0)], [(1, 6.0), (2, 8.0)])
+    half = 4.303 * 2**0.5
+    assert (two.pairs, two.estimate.value) == (0, pytest.approx(-5))
+    assert (two.estimate.low, two.estimate.high) == pytest.approx((-5 - half, -5 + half))
     equal = difference([(None, 2.0), (None, 2.0)], [(None, 1.0), (None, 1.0)])
     assert equal.estimate == Estimate(1.0, note=NO_SPREAD)
     # A side without spread adds no degree of freedom
