@@ -11,11 +11,11 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.rules.algorithms.parse import parse_algorithm
-from mismatch_cli.trace.reader import Trace
 from mismatch_cli.models.scoring.trainer import ResponseScores
 from mismatch_cli.probe.tasks.prompts import Problem
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import Episode, Rollout
+from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.bounds import no_bounds
 from mismatch_cli.train.learner import Update
 from mismatch_cli.train.step import (
