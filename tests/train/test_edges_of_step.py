@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from mismatch_cli.probe.tasks.prompts import Problem
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import Episode, Rollout
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.routes import compare_routes
 from mismatch_cli.train.bounds import no_bounds
 from mismatch_cli.train.learner import Update
 from mismatch_cli.train.step import (
@@ -140,6 +142,46 @@ def test_recomputed_and_average_log_probs_are_of_their_responses():
     np.testing.assert_array_equal(np.concatenate(step.first_logp), np.concatenate(scores[::-1]))
     step.recomputed = None
     assert step.first_logp is step.uses[0].update.logp
+
+
+def test_top_k_and_routes_are_of_their_responses_and_updates():
+    """Two ids a token; routes only where the weights are still those that sampled."""
+    step = _used_twice()
+    ids = [np.array([[1, 2], [3, 4]], np.int32), np.array([[5, 6], [0, 0], [7, 8]], np.int32)]
+    for row, (ids_TK, rollout) in enumerate(zip(ids, step.rollouts, strict=True)):
+        step.rollouts[row] = replace(
+            rollout, topk_ids_TK=ids_TK, topk_logp_rollout_TK=-ids_TK.astype(np.float32)
+        )
+    for place, use in enumerate(step.uses):
+        routes = []
+        topk_logp = []
+        for row in use.minibatch.rows:
+            length = len(ids[row])
+            engine_TMK = np.full((length, 1, 1), row)
+            margin_TM, counted_T = np.full((length, 1), np.nan), np.ones(length, dtype=bool)
+            trainer_TMK = np.zeros_like(engine_TMK)
+            routes.append(compare_routes(engine_TMK, trainer_TMK, margin_TM, counted_T))
+            topk_logp.append(ids[row] * np.float32(-10 - place))
+        step.uses[place] = replace(
+            use, update=replace(use.update, routes=routes, topk_logp=topk_logp)
+        )
+    rows = step_table(step).to_pylist()
+    assert rows[1]["topk_ids"] == rows[2]["topk_ids"] == [5, 6, 0, 0, 7, 8]
+    assert rows[3]["topk_logp_rollout"] == [-1, -2, -3, -4]
+    assert rows[0]["topk_logp_trainer"] == [-10, -20, -30, -40]
+    assert rows[3]["topk_logp_trainer"] == [-11, -22, -33, -44]
+    assert "topk_logp_recomputed" not in rows[0]
+    # The trainer chose expert 0, the engine 0 for the first response and 1 for the second
+    assert [row["route_flips"] for row in rows] == [[0, 0], [1, 1, 1], None, None]
+    step.recomputed = []
+    for ids_TK in ids:
+        logp_T, logp_TK = np.zeros(len(ids_TK), np.float32), -2 * ids_TK.astype(np.float32)
+        step.recomputed.append(ResponseScores(logp_T, logp_T, logp_T, logp_TK))
+    rows = step_table(step).to_pylist()
+    np.testing.assert_array_equal(
+        rows[2]["topk_logp_recomputed"], _numbers(-10, -12, np.nan, np.nan, -14, -16)
+    )
+    assert rows[3]["topk_logp_recomputed"] == [-2, -4, -6, -8]
 
 
 def test_the_line_of_a_step_by_hand():
