@@ -178,6 +178,8 @@ def test_found_values_by_key() -> None:
     for key in (-6, 0, 3, 10):
         with pytest.raises(FirstPassError, match="the first pass did not see"):
             values.of(np.array([2, key]))
+    with pytest.raises(FirstPassError, match="the first pass did not see"):
+        BatchValues(np.array([5]), np.ones((1, 2))).of(np.array([9]))
 
 
 def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
