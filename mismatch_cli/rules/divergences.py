@@ -251,10 +251,12 @@ def full_kl(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
     """
     logp_rollout_TV, logp_trainer_TV = _wide(logp_rollout_TV), _wide(logp_trainer_TV)
     xp = namespace(logp_rollout_TV)
-    outside_TV = logp_rollout_TV == -inf
+    mu_TV = xp.exp(logp_rollout_TV)
+    # φ overflows only where μ underflows: there μ·φ is π, and 0 · ∞ would be NaN.
+    outside_TV = mu_TV < float(xp.finfo(mu_TV.dtype).smallest_normal)
     d_TV = fill_where(logp_trainer_TV - logp_rollout_TV, outside_TV, 0.0)
     outside_mass_T = xp.sum(xp.exp(logp_trainer_TV) * outside_TV, axis=-1)
-    return xp.sum(xp.exp(logp_rollout_TV) * phi(d_TV), axis=-1) + outside_mass_T
+    return xp.sum(mu_TV * phi(d_TV), axis=-1) + outside_mass_T
 
 
 @silent

@@ -265,8 +265,7 @@ def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _:
     (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        retained = [line for line in lines if _step_of(line) <= step]
+        retained = [line for line in _lines(path) if _step_of(line) <= step]
         write_atomically(path, "\n".join([*retained, ""]))
         if retained:
             renew_table(path, say)
@@ -284,7 +283,7 @@ def last_step(run_folder: Path) -> int:
     path = run_folder / METRICS_FILE
     if not path.is_file():
         return 0
-    steps = map(_step_of, path.read_text(encoding="utf-8").splitlines())
+    steps = map(_step_of, _lines(path))
     return int(max((step for step in steps if step < inf), default=0))
 
 
@@ -299,6 +298,11 @@ def _checkpoints(run_folder: Path) -> list[Path]:
 def _is_complete(checkpoint: Path) -> bool:
     """Whether it has the file that is written last, of this version or an earlier one."""
     return (checkpoint / _STATE).is_file() or (checkpoint / _EARLIER).is_file()
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of metrics; bytes that are no text make a damaged one, which is cut."""
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _step_of(line: str) -> float:

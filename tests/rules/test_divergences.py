@@ -266,6 +266,17 @@ def test_full_kl_is_the_textbook_sum() -> None:
     torch.testing.assert_close(dv.full_kl(mu, pi), textbook, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_full_kl_where_mu_underflows_is_the_mass_of_pi_there(dtype: torch.dtype) -> None:
+    # μ = 1, e^-1000, e^-1000 and π = .5, .5, 0: log 2, without a product 0 · ∞. A μ that is barely
+    # above 0 has no product with an infinite φ either.
+    pi = torch.tensor([[0.5, 0.5, 0.0]], dtype=dtype).log()
+    barely = math.log(torch.finfo(dtype).smallest_normal) - 3
+    for logp in (-1000.0, barely):
+        mu = torch.tensor([[0.0, logp, -1000.0]], dtype=dtype)
+        assert dv.full_kl(mu, pi).item() == pytest.approx(math.log(2), rel=1e-6)
+
+
 def test_topk_worked_by_hand() -> None:
     # μ = .5 .3 .1 (.1 others), π = .4 .3 .2 (.1 others), K = 2, sampled the third: TV = (.1 + 0 +
     # .1 + 0)/2 = .1

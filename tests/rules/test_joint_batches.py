@@ -178,6 +178,8 @@ def test_found_values_by_key() -> None:
     for key in (-6, 0, 3, 10):
         with pytest.raises(FirstPassError, match="the first pass did not see"):
             values.of(np.array([2, key]))
+    with pytest.raises(FirstPassError, match="the first pass did not see"):
+        BatchValues(np.array([5]), np.ones((1, 2))).of(np.array([9]))
 
 
 def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
@@ -214,6 +216,18 @@ def test_what_makes_a_batch_and_a_group() -> None:
         "sample_index": (False, False),
     }
     assert not set(rows(step=9).batch_S) & set(rows(step=9).group_S)
+
+
+def test_batches_and_groups_of_several_traces_have_different_keys() -> None:
+    """Also where a minibatch has the number of a prompt."""
+    key = RowKey(*(np.array([number]) for number in (3, 0, 7, 7, 2)))
+
+    def keys(**more: int) -> list[int]:
+        batches = Batches.of_rows(key, lambda: (np.zeros(0), np.zeros(0)), **more)
+        return [*batches.batch_S.tolist(), *batches.group_S.tolist()]
+
+    of_traces = [number for trace in range(4) for number in keys(trace=trace)]
+    assert len(set(of_traces)) == 8 and keys() == keys(trace=0)
 
 
 def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:

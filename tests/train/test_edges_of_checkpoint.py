@@ -1,10 +1,10 @@
-"""Checkpoints of earlier versions: a `state.pt` each, with lists of tensors."""
+"""Checkpoints of earlier versions, a `state.pt` each with lists of tensors; damaged metrics cut back."""
 
 from __future__ import annotations
 
 import torch
 
-from mismatch_cli.train.checkpoint import latest_checkpoint
+from mismatch_cli.train.checkpoint import cut_back, last_step, latest_checkpoint
 
 
 def test_a_checkpoint_of_an_earlier_version_is_among_those_of_a_run(tmp_path):
@@ -36,3 +36,12 @@ def test_a_checkpoint_of_an_earlier_version_is_among_those_of_a_run(tmp_path):
         "exp_avg.b": 10.0,
         "exp_avg.a": 11.0,
     }
+
+
+def test_bytes_that_are_no_text_are_a_line_without_a_step(tmp_path):
+    """A disk may lose a page of the file: readers say that a resumed run cuts it back."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n{"step": 3}\n')
+    assert last_step(tmp_path) == 3
+    cut_back(tmp_path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -309,6 +309,59 @@ def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch)
             assert weight_sync.prove(2, samples, logp)["sync"] == "newer"
 
 
+def test_ranks_decide_together_and_average_over_tokens(make_learner, monkeypatch):
+    """A second rank with three times as many tokens; its doubt counts unless it has no tokens."""
+    second: dict[str, Any] = {}
+    checks: list[Any] = []
+
+    def gather(own: Any) -> list[Any]:
+        checks[:] = [own, own._replace(**{"tokens": 3 * own.tokens} | second)]
+        return checks
+
+    world: Any = SimpleNamespace(gather=gather)
+    trainer = make_learner().trainer
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1, 2], np.array([-1.0, -2.0])))]
+    weight_sync = WeightSync(
+        STILL, trainer, exact=False, token_budget=9, dtype=torch.bfloat16, world=world
+    )
+    monkeypatch.setattr(sync, "prove_newer", lambda *_: "newer")
+
+    def prove(step: int, own_gap: float, **of_second: Any) -> dict[str, Any]:
+        second.clear()
+        second.update(of_second)
+        weight_sync.load(step)
+        weight_sync.score_before_update(step, samples)
+        monkeypatch.setattr(sync, "odds_gap", lambda *_: (own_gap, 0.0))
+        return weight_sync.prove(step, samples, [np.array([-1.0, -2.0])])
+
+    # 2 tokens with 0.01 and 6 with 0.02; of the weights only the second rank knows a change
+    first = prove(1, 0.01, gap=0.02, lag=0.3, changed=(30, 40))
+    assert weight_sync.facts()["odds_gap"] == pytest.approx(0.0175)
+    assert first["sync"] == "undecidable" and first["rounding"]["weights_changed"] == 0.75
+    assert first["rounding"]["abs_dp_mean"] == pytest.approx((2 * checks[0].lag + 6 * 0.3) / 8)
+    doubted = prove(2, 0.03, gap=0.04, answer="undecidable", changed=None)
+    assert doubted["sync"] == "undecidable"
+    assert weight_sync.facts()["odds_gap"] == pytest.approx(0.0175)  # that of the last decision
+    differ, total = checks[0].changed
+    assert doubted["rounding"]["weights_changed"] == differ / total
+    assert prove(2, 0.05, gap=9.0, tokens=0, answer="undecidable")["sync"] == "newer"
+    assert weight_sync.facts()["odds_gap"] == pytest.approx(0.05)
+
+
+def test_gaps_of_a_few_tokens_by_hand():
+    """|π − μ| of 0.1, 0.2 and 0.3, of which a response has two; without tokens both gaps are 0."""
+    rollout, trainer = [[0.5, 0.5], [0.8]], [[0.4, 0.7], [0.5]]
+    logs = [[np.log(probabilities) for probabilities in side] for side in (rollout, trainer)]
+    assert sync.mean_gap(*logs) == pytest.approx(0.2)
+    assert sync.mean_gap([np.zeros(0)], [np.zeros(0)]) == sync.mean_gap([], []) == 0
+    # Σ |π − μ| is 0.3 and 0.3, Σ μ(1 − μ) is 0.5 and 0.16
+    gap, error = odds_gap(*logs)
+    assert gap == pytest.approx(0.6 / 0.66)
+    apart = 0.3 - gap * 0.5, 0.3 - gap * 0.16
+    assert error == pytest.approx(np.hypot(*apart) / 0.66)
+    assert odds_gap([np.zeros(2)], [np.zeros(2)]) == odds_gap([], []) == (0.0, 0.0)
+
+
 def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):
     """Checks are three steps apart; what the engine had just before is kept for each."""
     monkeypatch.setattr("mismatch_cli.train.run.steps_between_checks", lambda *_: 3)

@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.train.task import EncodedProblem, Task, _grader, check_runs
+from mismatch_cli.train.task import EncodedProblem, Task, _grader, check_ranks, check_runs
 from mismatch_cli.train.train_config import load_config
 from tests.train.small_runs import SMALL, game_file, run
 
@@ -136,6 +136,40 @@ def test_what_an_algorithm_needs_is_checked_before_the_run(refused, said, accept
         check_runs([load_config("miniature", SMALL | changes)])
     with pytest.raises(UsageError, match=said):
         check_runs([load_config("miniature", SMALL | refused)])
+
+
+@pytest.mark.parametrize(
+    ("problems", "engine", "answers"),
+    [
+        (3, 1, {1: "", 3: "", 4: "share 3 problems per step: .* Use --nproc 3"}),
+        (5, 2, {
+            1: "1 rank cannot form engines of 2 .*: add --nproc 2",
+            2: "",
+            3: "add --nproc 4",
+            4: "",
+            5: "5 ranks cannot form engines of 2 .*: add --nproc 4",
+            6: "6 ranks cannot share 5 problems per step: .* Use --nproc 4",
+        }),
+        (4, 4, {3: "add --nproc 4", 4: "", 8: "Use --nproc 4"}),
+        (3, 4, {4: "An engine of 4 ranks cannot share 3 problems .* Use --prompts-per-step 4"}),
+    ],
+)  # fmt: skip
+def test_the_nearest_number_of_ranks_that_can_share_a_step(problems, engine, answers):
+    changes = {"prompts_per_step": problems, "tensor_parallel": engine, "minibatches": 1}
+    config = load_config("miniature", SMALL | changes)
+    for ranks, said in answers.items():
+        if said:
+            with pytest.raises(UsageError, match=said):
+                check_ranks(config, ranks)
+        else:
+            check_ranks(config, ranks)
+
+
+def test_cpu_offload_needs_a_second_rank():
+    config = load_config("miniature", SMALL | {"cpu_offload": True})
+    check_ranks(config, 2)
+    with pytest.raises(UsageError, match="Add --nproc 2 or more"):
+        check_ranks(config, 1)
 
 
 def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_path):

@@ -20,6 +20,8 @@ from mismatch_cli.train.studies.learning_speed import (
     SHOWN,
     STEPS,
     Claim,
+    mean_of,
+    mean_reward,
     reward_to_reach,
 )
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -46,6 +48,38 @@ def test_the_reward_to_reach_is_half_way_up() -> None:
     curves = [np.array([0.2, 0.5, np.nan]), np.array([np.nan, 0.4, 0.8])]
     assert reward_to_reach(curves) == pytest.approx(((0.2 + 0.4) / 2 + 0.8) / 2)
     assert reward_to_reach([np.array([np.nan])]) is None and reward_to_reach([]) is None
+
+
+def test_the_mean_reward_of_a_step_is_over_the_runs_that_have_one() -> None:
+    runs = [run_of([0.1, None, 0.4]), run_of([0.2, None], first=1), run_of([0.6], first=3)]
+    mean_N = mean_reward(runs, np.array([1, 2, 3, 5]))
+    assert mean_N.tolist() == pytest.approx([0.15, np.nan, 0.5, np.nan], rel=1e-12, nan_ok=True)
+
+
+def test_where_a_run_reaches_a_reward() -> None:
+    """Exactly, between two steps, across one without a reward, at once, never, without any."""
+    run = run_of([0.1, 0.3, None, 0.7, 0.2], first=4, seconds={"update": 2.0, "sync": 1.0})
+    for reward, step in ((0.1, 4), (0.05, 4), (0.3, 5), (0.4, 5.5), (0.7, 7), (0.71, np.inf)):
+        assert STEPS.value(run, reward) == pytest.approx(step)
+        assert SECONDS.value(run, reward) == pytest.approx(3 * (step - 4))
+    assert STEPS.value(run, None) is STEPS.value(run_of([None]), 0.5) is None
+    assert SECONDS.value(run_of([0.1, 0.9]), 0.5) is None
+    # Of a step without times nothing is known: it counts as none
+    (*_, last) = run.records
+    last["reward"], run.records[1]["seconds"] = 0.9, {"evaluate": 5.0}
+    late = run_of([0.1, 0.3, None, 0.7, 0.9], first=4)
+    for record, other in zip(late.records, run.records, strict=True):
+        record["seconds"] = other["seconds"]
+    assert SECONDS.value(late, 0.9) == pytest.approx(9)
+
+
+def test_the_mean_of_a_measure_is_over_the_runs_that_have_it() -> None:
+    runs = [run_of([0.2, 0.8]), run_of([0.5, 0.9]), run_of([None])]
+    assert mean_of(AREA, runs, None).value == pytest.approx(0.6)
+    assert mean_of(STEPS, runs, 0.5).value == pytest.approx(1.25)
+    reached = mean_of(STEPS, runs[:2], 0.85)
+    assert (reached.value, reached.note) == (None, "1 of 2 runs")
+    assert mean_of(SECONDS, runs, 0.5).value is None
 
 
 def test_the_numbers_are_those_of_a_hand() -> None:

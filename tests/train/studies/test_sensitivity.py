@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mismatch_cli.train.studies.seeds import over_seeds
 from mismatch_cli.train.studies.sensitivity import families
 from mismatch_cli.train.studies.training import TrainingAnalysis
-from tests.train.training_runs import make_run
+from tests.train.training_runs import make_run, run_of
 
 
 def found(*names: str) -> dict[str, tuple[str, tuple[float, ...]]]:
@@ -34,6 +36,10 @@ def test_a_threshold_goes_by_any_of_its_names_and_has_a_default() -> None:
         ("dppo-binary-tv",),
         ("dppo-binary-tv", "dppo-binary-kl"),
         ("dppo-binary-tv:max_tv=0.1,cap=5", "dppo-binary-tv"),  # two thresholds at once
+        # Likewise, though the second one moves only in the last
+        tuple(
+            f"dppo-binary-tv:max_tv={tv},cap={cap}" for tv, cap in ((0.1, 5), (0.2, 5), (0.3, 6))
+        ),
         ("dppo-binary-tv:cap=5", "dppo-binary-tv"),  # no cap has no place on an axis
         ("gone.py:max_drop=0.1", "gone.py:max_drop=0.2"),  # a mask file that no longer exists
         ("dppo-binary-tv:max_tv=0.15", "dppo-binary-tv"),  # the same value, typed and by default
@@ -56,3 +62,19 @@ def test_final_values_are_over_seeds_within_a_setting() -> None:
     assert first.endings[0].reward == over_seeds(run.last("reward") for run in runs[:2])
     assert first.endings[1].accuracy == over_seeds(run.final_accuracy for run in runs[2:4])
     assert second.endings[0].reward.low is None
+
+
+def test_a_family_needs_two_rewards_and_its_accuracy_one_evaluation() -> None:
+    names = ("dppo-binary-tv:max_tv=0.1", "dppo-binary-tv")
+    evaluated, plain = (make_run(name, steps=2) for name in names)
+    for record in plain.records:
+        record["eval_accuracy"] = None
+    (family,) = families(TrainingAnalysis.of([evaluated, plain]))
+    assert family.measured == ["reward", "accuracy"]
+    for record in evaluated.records:
+        record["eval_accuracy"] = None
+    runs = [replace(evaluated), replace(plain)]
+    (family,) = families(TrainingAnalysis.of(runs))
+    assert family.measured == ["reward"]
+    ungraded = run_of([None, None], "dppo-binary-tv:max_tv=0.1")
+    assert families(TrainingAnalysis.of([ungraded, plain])) == []
