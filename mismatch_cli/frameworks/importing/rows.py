@@ -117,6 +117,7 @@ class Completer:
         """The usable rows, with every column that a trace requires."""
         table = self._without_ranks(_trace_columns(table))
         table = _only(table, self._usable(table, where))
+        table = table.drop_columns([name for name in table.column_names if self._is_foreign(name)])
         if not table.num_rows:
             return table
         columns = _lists.columns_of(table)
@@ -143,8 +144,9 @@ class Completer:
         """Which rows have ids, log μ, and one value per token in every token column."""
         columns = _lists.columns_of(table)
         rows = table.num_rows
-        lengths_S, empty_S = _response_lengths(columns, rows)
         bad_S = self._without_ids(columns, rows)
+        columns = {name: its for name, its in columns.items() if not self._is_foreign(name)}
+        lengths_S, empty_S = _response_lengths(columns, rows)
         bad_S |= {EMPTY: empty_S, NO_ROLLOUT: _lacks(columns, "logp_rollout", rows)}
         values_S: dict[str, np.ndarray] = {}  # how many a row has, by the reason if that is wrong
         for name in filter(columns.__contains__, TOKEN_COLUMNS):
@@ -165,7 +167,8 @@ class Completer:
     def _without_ranks(self, table: pa.Table) -> pa.Table:
         """The table without top-K columns where no id says which rank was sampled."""
         ranks = [name for name in table.column_names if name in TOPK_COLUMNS]
-        if not ranks or "response_ids" in table.column_names:
+        has_ids = "response_ids" in table.column_names and not self._is_foreign("response_ids")
+        if not ranks or has_ids:
             return table
         self._tally.note(TOP_K_WITHOUT_IDS, table.num_rows)
         return table.drop_columns(ranks)
@@ -185,6 +188,10 @@ class Completer:
             lacks_second_S = [_lacks(columns, name, rows) for name in _SECOND]
             bad_S[NO_PAIR] = np.logical_and.reduce(lacks_second_S)
         return bad_S
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether these are ids that the trace does not have: no row that stays has any."""
+        return name in _IDS and self._ids is not None and name not in self._ids
 
     def _invalid_values(self, columns: Mapping[str, pa.Array]) -> dict[str, np.ndarray]:
         """Rows with a null among ids or flags, or with an invalid token id, by reason."""

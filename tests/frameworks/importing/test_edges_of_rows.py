@@ -1,0 +1,39 @@
+"""Which rows a trace takes, and what it notes of them: small cases by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.frameworks.importing.rows import (
+    LATER_IDS,
+    NO_PROMPT,
+    ONLY_LOGP,
+    TOP_K_WITHOUT_IDS,
+)
+from tests.frameworks.importing.layouts import imported, write_lines
+
+PAIR = {"logp_rollout": [-1.0, -2.0], "logp_trainer": [-1.5, -2.5]}
+
+
+@pytest.mark.parametrize("name", ["prompt_ids", "response_ids"])
+def test_rows_without_ids_stay_beside_one_that_has_them_too_late(tmp_path, name):
+    """In a trace of pairs, a file where one row has ids: its others are like those before."""
+    write_lines(tmp_path / "0.jsonl", [PAIR])
+    write_lines(tmp_path / "1.jsonl", [PAIR | {name: [5, 6]}, PAIR, PAIR])
+    paths = (tmp_path / "0.jsonl", tmp_path / "1.jsonl")
+    table, about = imported(*paths, into=tmp_path / "trace")
+    assert table.column("logp_trainer").to_pylist() == [[-1.5, -2.5]] * 3
+    assert len(set(table.column("prompt_id").to_pylist())) == 3
+    assert name not in table.column_names
+    assert about["left_out"] == {LATER_IDS.format(name=name): 1}
+    assert about["noted"] == {ONLY_LOGP: 3, NO_PROMPT: 3}
+
+
+def test_top_k_columns_of_rows_without_ids_are_dropped_beside_a_row_with_ids(tmp_path):
+    ranks = {"topk_ids": [5, 6], "topk_logp_rollout": [-1.0, -2.0]}
+    write_lines(tmp_path / "0.jsonl", [PAIR])
+    write_lines(tmp_path / "1.jsonl", [PAIR | ranks, PAIR | ranks | {"response_ids": [5, 6]}])
+    paths = (tmp_path / "0.jsonl", tmp_path / "1.jsonl")
+    table, about = imported(*paths, into=tmp_path / "trace")
+    assert table.num_rows == 2 and table.column_names.count("topk_ids") == 0
+    assert about["noted"][TOP_K_WITHOUT_IDS] == 2
