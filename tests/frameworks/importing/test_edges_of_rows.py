@@ -8,6 +8,7 @@ from mismatch_cli.frameworks.importing.rows import (
     LATER_IDS,
     NO_PROMPT,
     ONLY_LOGP,
+    SHIFTED,
     TOP_K_WITHOUT_IDS,
 )
 from tests.frameworks.importing.layouts import imported, write_lines
@@ -37,3 +38,17 @@ def test_top_k_columns_of_rows_without_ids_are_dropped_beside_a_row_with_ids(tmp
     table, about = imported(*paths, into=tmp_path / "trace")
     assert table.num_rows == 2 and table.column_names.count("topk_ids") == 0
     assert about["noted"][TOP_K_WITHOUT_IDS] == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "shifted"),
+    [(-0.5, 0.0, 1), (-0.5, -0.25, 0), (0.0, 0.0, 0), (None, 0.0, 0), (1.0, 0.0, 0)],
+)
+def test_only_a_log_probability_before_the_response_shows_a_shift(tmp_path, before, last, shifted):
+    """A certain last token has log 1, whatever fills the places of the prompt."""
+    sequence = {"token_ids": [1, 2, 5, 6], "loss_mask": [0, 0, 1, 1]}
+    path = write_lines(
+        tmp_path / "d.jsonl", [sequence | {"logp_rollout": [before, before, -1.0, last]}]
+    )
+    _, about = imported(path, into=tmp_path / "trace")
+    assert about["noted"].get(SHIFTED, 0) == shifted
