@@ -51,7 +51,7 @@ UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test 
 _IDS = {PROMPT_COLUMN, "response_ids"}
 _SIDES = ("rollout", "trainer", "recomputed")
 _SECOND = ("logp_trainer", "logp_recomputed", "logp_average")
-# The other sides, whose value tells whether an exact 0 is log 1; the first one recorded decides.
+# The other sides, whose value tells whether an exact 0 is log 1; a token's first one decides.
 _OTHERS = {
     "rollout": ("recomputed", "trainer"),
     "trainer": ("rollout",),
@@ -316,7 +316,10 @@ class Completer:
         doubtful_N = own_N == 0
         where = "and no other side to compare with"
         if others:
-            doubtful_N &= others[0] < UNCERTAIN
+            other_N = others[0]
+            for second_N in others[1:]:
+                other_N = np.where(np.isnan(other_N), second_N, other_N)
+            doubtful_N &= other_N < UNCERTAIN
             where = f"where the other side's is below −{-UNCERTAIN:g}"
         subject = f"trained tokens have a {side} log-probability of exactly 0"
         advice = "(placeholders? Run `diagnose`)"

@@ -52,3 +52,14 @@ def test_only_a_log_probability_before_the_response_shows_a_shift(tmp_path, befo
     )
     _, about = imported(path, into=tmp_path / "trace")
     assert about["noted"].get(SHIFTED, 0) == shifted
+
+
+def test_a_zero_is_doubted_by_the_first_other_side_that_its_token_has(tmp_path):
+    """The recomputed one where there is one, and the trainer's in the second response."""
+    records = [
+        {"logp_rollout": [0.0, 0.0], "logp_trainer": [-3.0, -3.0], "logp_recomputed": [-0.5, -1.5]},
+        {"logp_rollout": [0.0, 0.0], "logp_trainer": [-1.0, -1.25]},
+    ]
+    _, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    ((note, count),) = [item for item in about["noted"].items() if "exactly 0" in item[0]]
+    assert count == 2 and "rollout log-probability of exactly 0 where the other side's" in note
