@@ -73,7 +73,8 @@ def _is_moved(tokens: list[int] | None, targets: list[int] | None) -> bool:
     """
     if not tokens or not targets:
         return False
-    return len(tokens) - len(targets) in (0, 1) and tokens[1 : len(targets)] == targets[:-1]
+    both = len(tokens) - 1  # targets whose token is there too
+    return len(targets) - both in (0, 1) and tokens[1:] == targets[:both]
 
 
 def _after(first: pa.Array, lists: pa.Array) -> pa.Array:

@@ -1,0 +1,35 @@
+"""Whole sequences by hand: which are cut, and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.frameworks.importing.sequences import NOT_MOVED
+from tests.frameworks.importing.layouts import imported, write_lines
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fits"),
+    [
+        ([1, 2], True),
+        ([1, 2, 3], True),
+        ([1, 2, 4], False),
+        ([1, 3], False),
+        ([1], False),
+        ([1, 2, 3, 4], False),
+        ([], False),
+    ],
+)
+def test_each_target_is_the_token_after_it(tmp_path, tokens, fits):
+    """Targets 2 and 3: the token of the last one may be missing, but may be no other."""
+    side = {"loss_mask": [0, 1], "logp_rollout": [0.0, -0.5]}
+    records = [
+        {"token_ids": [7, 8], "target_ids": [8, 9]} | side,
+        {"token_ids": tokens, "target_ids": [2, 3]} | side,
+    ]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    prompts, responses = ([[7, 8], [1, 2]], [[9], [3]])
+    assert table.column("prompt_ids").to_pylist() == prompts[: 1 + fits]
+    assert table.column("response_ids").to_pylist() == responses[: 1 + fits]
+    assert table.column("logp_rollout").to_pylist() == [[-0.5]] * (1 + fits)
+    assert about["left_out"] == ({} if fits else {NOT_MOVED: 1})
