@@ -428,14 +428,14 @@ def _trace_columns(table: pa.Table) -> pa.Table:
     if "advantage" in columns and measure is None:
         del columns["advantage"]  # without the tokens that it belongs to
     elif "advantage" in columns:
-        columns["advantage"] = _advantages(columns["advantage"], measure)
+        columns["advantage"] = advantages_per_token(columns["advantage"], measure)
     for name, column in columns.items():
         columns[name] = foreign_values.exact(column, COLUMNS[name].type)
     notes = {name: table.column(name) for name in filter(_is_note, table.column_names)}
     return pa.table(columns | notes)
 
 
-def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
+def advantages_per_token(column: pa.Array, tokens: pa.Array) -> pa.Array:
     """One advantage per token; a number, or a list of one, applies to the whole response."""
     tokens_S = _lists.lengths_of(tokens)
     if not foreign_values.is_list(column.type):

@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.naming import IGNORED
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.rows import split_sequences
+from mismatch_cli.frameworks.importing.rows import advantages_per_token, split_sequences
 from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 
@@ -32,6 +32,9 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     columns = _lists.columns_of(table)
     if "token_ids" not in columns:
         return table
+    if "advantage" in columns and not columns.keys().isdisjoint(MASKS):
+        measure = columns.get("target_ids", columns["token_ids"])
+        columns["advantage"] = advantages_per_token(columns["advantage"], measure)
     columns = _aligned(columns, tally, where)
     columns = _with_flags(columns, tally, where)
     masks = [columns.pop(name) for name in MASKS if name in columns]
@@ -58,8 +61,9 @@ def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
     # The sequence is the first token and then its targets, as `token_ids` may lack the last one.
     target_ids = columns.pop("target_ids")
     columns["token_ids"] = _after(pc.list_element(columns["token_ids"], 0), target_ids)
-    of_tokens = {*TOKEN_COLUMNS, *MASKS} & columns.keys()
-    for name in of_tokens:
+    for name in {*TOKEN_COLUMNS, *MASKS} & columns.keys():
+        if not foreign_values.is_list(columns[name].type):
+            continue  # an advantage of the whole response
         kind = columns[name].type.value_type
         filler = pa.scalar(None if pa.types.is_floating(kind) else 0).cast(kind)
         fillers = pa.array([filler.as_py()] * len(target_ids), kind)

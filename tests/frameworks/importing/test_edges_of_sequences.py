@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.sequences import NOT_MOVED
 from tests.frameworks.importing.layouts import imported, write_lines
 
@@ -33,3 +34,31 @@ def test_each_target_is_the_token_after_it(tmp_path, tokens, fits):
     assert table.column("response_ids").to_pylist() == responses[: 1 + fits]
     assert table.column("logp_rollout").to_pylist() == [[-0.5]] * (1 + fits)
     assert about["left_out"] == ({} if fits else {NOT_MOVED: 1})
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_one_advantage_applies_to_the_whole_response_of_a_sequence(tmp_path, moved):
+    """As a number or as a list of one, with a mask; by itself it does not show where to cut."""
+    whole = {"token_ids": [1, 2, 3, 4], "logp_rollout": [0.0, 0.0, -0.5, -0.25]}
+    if moved:
+        whole = {
+            "token_ids": [1, 2, 3],
+            "target_ids": [2, 3, 4],
+            "logp_rollout": [0.0, -0.5, -0.25],
+        }
+    mask = {"loss_mask": [0, 0, 1, 1][moved:]}
+    each = {"advantage": [0.0, 0.0, 0.25, -2.0][moved:]}
+    records = [whole | mask | {"advantage": one} for one in (0.5, None)]
+    for number, advantages in enumerate((0.5, [0.5])):
+        records[0] = whole | mask | {"advantage": advantages}
+        path = write_lines(tmp_path / f"{number}.jsonl", records)
+        table, about = imported(path, into=tmp_path / f"trace-{number}")
+        assert table.column("response_ids").to_pylist() == [[3, 4], [3, 4]]
+        assert table.column("advantage").to_pylist() == [[0.5, 0.5], None]
+        assert not about["left_out"]
+    path = write_lines(tmp_path / "each.jsonl", [whole | mask | each])
+    table, _ = imported(path, into=tmp_path / "each")
+    assert table.column("advantage").to_pylist() == [[0.25, -2.0]]
+    path = write_lines(tmp_path / "none.jsonl", [whole | {"advantage": 0.5}])
+    with pytest.raises(MismatchError, match="nothing says where the response begins"):
+        imported(path, into=tmp_path / "none")
