@@ -48,6 +48,7 @@ UNEQUAL = "sequences whose {name} does not have one value per token id"
 SHIFTED = "responses begin with a log-probability one position too early (all shifted by one?)"
 UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test for "length"
 
+_BEGINS = "mask"  # of a sequence, beside the columns of its tokens
 _IDS = {PROMPT_COLUMN, "response_ids"}
 _SIDES = ("rollout", "trainer", "recomputed")
 _SECOND = ("logp_trainer", "logp_recomputed", "logp_average")
@@ -542,22 +543,33 @@ def split_sequences(
 
     `ids`, `mask` (booleans) and `columns` hold one value per position of the sequence; positions
     from `length_S` on are padding. The response begins at the first true position of the mask;
-    later gaps in the mask stay.
+    later gaps in the mask stay, and so do those of a `loss_mask` among the columns.
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
     keep_S = tally.sift(_misfits(ids, mask, columns, stop_S), where)
 
-    sequences = {"response_ids": ids, "loss_mask": mask, **columns}
+    sequences = {"response_ids": ids, _BEGINS: mask, **columns}
     sequences = _lists.select_rows(sequences, keep_S)
     total_S = total_S[keep_S]
     stop_S = stop_S[keep_S]
-    first_S, last_S = _lists.ends_of(_lists.flat(sequences["loss_mask"]), total_S)
+    first_S, last_S = _lists.ends_of(_lists.flat(sequences[_BEGINS]), total_S)
     fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
     keep_S[np.flatnonzero(keep_S)] = fits_S
 
     cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
-    return cutter.cut(sequences), keep_S
+    responses = cutter.cut(sequences)
+    responses["loss_mask"] = _both(responses.pop(_BEGINS), responses.get("loss_mask"))
+    return responses, keep_S
+
+
+def _both(mask: pa.Array, loss_mask: pa.Array | None) -> pa.Array:
+    """The flags of the mask that a loss mask does not clear, in rows that have one."""
+    if loss_mask is None:
+        return mask
+    lengths_S = _lists.lengths_of(mask)
+    flags_T = _lists.flat(mask) & _lists.flat(all_true_where_null(loss_mask, lengths_S))
+    return _lists.from_flat(flags_T, lengths_S)
 
 
 def _misfits(
@@ -570,6 +582,9 @@ def _misfits(
         differs_S = _lists.lengths_of(column) != total_S
         bad_S[UNEQUAL.format(name=name)] = differs_S & ~_lists.is_null(column)
     bad_S[NO_MASK] = _lists.holds_null(mask)
+    if "loss_mask" in columns:
+        holes_S = _lists.holds_null(columns["loss_mask"]) & ~_lists.is_null(columns["loss_mask"])
+        bad_S[HOLES.format(name="loss_mask")] = holes_S
     return bad_S
 
 

@@ -37,16 +37,17 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         columns["advantage"] = advantages_per_token(columns["advantage"], measure)
     columns = _aligned(columns, tally, where)
     columns = _with_flags(columns, tally, where)
-    masks = [columns.pop(name) for name in MASKS if name in columns]
-    if not masks:
-        masks = [_by_advantage(columns, tally, where)]
+    masks = {name: columns.pop(name) for name in MASKS if name in columns}
+    mask = pc.coalesce(*(masks.values() or [_by_advantage(columns, tally, where)]))
     ids = columns.pop("token_ids")
-    per_token = {*TOKEN_COLUMNS} - {"response_ids", "loss_mask"}
+    per_token = {*TOKEN_COLUMNS} - {"response_ids"}
     of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
+    if len(masks) > 1:
+        of_tokens["loss_mask"] = masks["loss_mask"]
     # Top-K columns have K values per position, which nothing here cuts.
     for name in TOPK_COLUMNS:
         columns.pop(name, None)
-    responses, keep_S = split_sequences(ids, pc.coalesce(*masks), of_tokens, tally, where)
+    responses, keep_S = split_sequences(ids, mask, of_tokens, tally, where)
     return pa.table(_lists.select_rows(columns, keep_S) | responses)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing.rows import HOLES, NO_MASK, UNEQUAL
 from mismatch_cli.frameworks.importing.sequences import NOT_MOVED
 from tests.frameworks.importing.layouts import imported, write_lines
 
@@ -62,3 +63,28 @@ def test_one_advantage_applies_to_the_whole_response_of_a_sequence(tmp_path, mov
     path = write_lines(tmp_path / "none.jsonl", [whole | {"advantage": 0.5}])
     with pytest.raises(MismatchError, match="nothing says where the response begins"):
         imported(path, into=tmp_path / "none")
+
+
+def test_a_token_that_either_mask_clears_is_outside_the_loss(tmp_path):
+    """The response begins with the response mask; a sequence may have both, one, or neither."""
+    side = {"token_ids": [1, 2, 3, 4, 5], "logp_rollout": [0.0, -0.5, -1.0, -1.5, -2.0]}
+    response_mask, loss_mask = [0, 1, 1, 0, 1], [0, 0, 1, 1, 1]
+    records = [
+        side | {"response_mask": response_mask, "loss_mask": loss_mask},
+        side | {"response_mask": response_mask},
+        side | {"loss_mask": loss_mask},
+        side,
+        side | {"response_mask": response_mask, "loss_mask": loss_mask[1:]},
+        side | {"response_mask": response_mask, "loss_mask": [0, None, 1, 1, 1]},
+    ]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    assert table.column("prompt_ids").to_pylist() == [[1], [1], [1, 2]]
+    assert table.column("response_ids").to_pylist() == [[2, 3, 4, 5], [2, 3, 4, 5], [3, 4, 5]]
+    assert table.column("loss_mask").to_pylist() == [
+        [False, True, False, True],
+        [True, True, False, True],
+        [True, True, True],
+    ]
+    assert table.column("logp_rollout").to_pylist() == [[-0.5, -1, -1.5, -2]] * 2 + [[-1, -1.5, -2]]
+    reasons = (NO_MASK, UNEQUAL.format(name="loss_mask"), HOLES.format(name="loss_mask"))
+    assert about["left_out"] == dict.fromkeys(reasons, 1)
