@@ -40,6 +40,7 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     masks = {name: columns.pop(name) for name in MASKS if name in columns}
     mask = pc.coalesce(*(masks.values() or [_by_advantage(columns, tally, where)]))
     ids = columns.pop("token_ids")
+    length_S = _lengths_without_padding(ids, masks.get("response_mask"))
     per_token = {*TOKEN_COLUMNS} - {"response_ids"}
     of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
     if len(masks) > 1:
@@ -47,7 +48,7 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     # Top-K columns have K values per position, which nothing here cuts.
     for name in TOPK_COLUMNS:
         columns.pop(name, None)
-    responses, keep_S = split_sequences(ids, mask, of_tokens, tally, where)
+    responses, keep_S = split_sequences(ids, mask, of_tokens, tally, where, length_S)
     return pa.table(_lists.select_rows(columns, keep_S) | responses)
 
 
@@ -124,6 +125,17 @@ def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
         if label not in (IGNORED, own):
             return None
     return [label != IGNORED for label in mask]
+
+
+def _lengths_without_padding(ids: pa.Array, response_mask: pa.Array | None) -> np.ndarray:
+    """Where each sequence ends: after the last 1 of its response mask, if it has one."""
+    lengths_S = _lists.lengths_of(ids)
+    if response_mask is None:
+        return lengths_S
+    flags_T = pc.fill_null(response_mask.flatten(), False).to_numpy(zero_copy_only=False)
+    _, last_S = _lists.ends_of(flags_T, _lists.lengths_of(response_mask))
+    # A mask of another length is left out later, with the reason that fits it.
+    return np.where(last_S < 0, lengths_S, np.minimum(last_S + 1, lengths_S))
 
 
 def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> pa.Array:

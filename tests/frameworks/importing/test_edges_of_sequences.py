@@ -88,3 +88,28 @@ def test_a_token_that_either_mask_clears_is_outside_the_loss(tmp_path):
     assert table.column("logp_rollout").to_pylist() == [[-0.5, -1, -1.5, -2]] * 2 + [[-1, -1.5, -2]]
     reasons = (NO_MASK, UNEQUAL.format(name="loss_mask"), HOLES.format(name="loss_mask"))
     assert about["left_out"] == dict.fromkeys(reasons, 1)
+
+
+def test_a_sequence_ends_with_the_last_1_of_its_response_mask(tmp_path):
+    """As a padded response does; a loss mask says nothing about padding."""
+    side = {"token_ids": [1, 2, 3, 4, 0], "logp_rollout": [0.0, -0.5, -1.0, -1.5, 0.0]}
+    records = [
+        side | {"response_mask": [0, 1, 0, 1, 0], "loss_mask": [1, 1, 1, 0, 0]},
+        side | {"response_mask": [0, 0, 1, 1, 1]},
+        side | {"loss_mask": [0, 1, 0, 1, 0]},
+        side | {"response_mask": [0, 0, 0, 0, 0]},
+        side | {"response_mask": [0, 0, 0, 1, 1, 1]},
+    ]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[2, 3, 4], [3, 4, 0], [2, 3, 4, 0]]
+    assert table.column("logp_rollout").to_pylist() == [
+        [-0.5, -1.0, -1.5],
+        [-1.0, -1.5, 0.0],
+        [-0.5, -1.0, -1.5, 0.0],
+    ]
+    assert table.column("loss_mask").to_pylist() == [
+        [True, False, False],
+        [True, True, True],
+        [True, False, True, False],
+    ]
+    assert about["left_out"] == {NO_MASK: 1, UNEQUAL.format(name="loss mask"): 1}
