@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.frameworks.importing.rows import (
@@ -10,8 +11,10 @@ from mismatch_cli.frameworks.importing.rows import (
     ONLY_LOGP,
     SHIFTED,
     TOP_K_WITHOUT_IDS,
+    prompt_hash,
+    text_key,
 )
-from tests.frameworks.importing.layouts import imported, write_lines
+from tests.frameworks.importing.layouts import imported, write_lines, write_records
 
 PAIR = {"logp_rollout": [-1.0, -2.0], "logp_trainer": [-1.5, -2.5]}
 
@@ -63,3 +66,18 @@ def test_a_zero_is_doubted_by_the_first_other_side_that_its_token_has(tmp_path):
     _, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
     ((note, count),) = [item for item in about["noted"].items() if "exactly 0" in item[0]]
     assert count == 2 and "rollout log-probability of exactly 0 where the other side's" in note
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_a_row_has_the_prompt_of_the_other_name_where_it_lacks_the_first(tmp_path, way):
+    """Also where one of the two is a text, and the other a number."""
+    record = PAIR | {"response_ids": [5, 6], "prompt_ids": [1]}
+    names = [(7, None), ("7", 8), (None, None), (None, 9)]
+    if way == "parquet":
+        names[0] = ("7", None)
+    records = [record | {"group_id": group, "prompt_id": prompt} for group, prompt in names]
+    path = write_records(tmp_path / f"d.{way}", records)
+    table, _ = imported(path, into=tmp_path / "trace")
+    first = 7 if way == "jsonl" else text_key("7")
+    of_tokens = int(prompt_hash(pa.array([[1]], pa.list_(pa.int32())))[0])
+    assert table.column("prompt_id").to_pylist() == [first, 8, of_tokens, 9]
