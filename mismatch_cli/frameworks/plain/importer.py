@@ -171,7 +171,7 @@ def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     for name, ours in columns.items():
         value = record.get(name)
         is_of_all = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
-        may_be_matrix = ours in LISTS or isinstance(value, list)
+        may_be_matrix = isinstance(value, list) or (ours in LISTS and value is None)
         if not in_batches or is_of_all or not may_be_matrix:
             kinds[name] = _kind_shown(ours, value)
             continue
