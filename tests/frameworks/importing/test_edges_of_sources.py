@@ -12,7 +12,14 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.sources import DumpFile, first_rows, jsonl_tables, lines_of
+from mismatch_cli.frameworks.importing.paths import value_at
+from mismatch_cli.frameworks.importing.sources import (
+    DumpFile,
+    find,
+    first_rows,
+    jsonl_tables,
+    lines_of,
+)
 
 
 def test_the_progress_of_a_file_is_its_size_however_it_is_cut(tmp_path, monkeypatch):
@@ -44,3 +51,11 @@ def test_a_line_of_48_mib_is_too_long_and_one_byte_less_is_not(tmp_path):
         os.truncate(path, size)
         with nullcontext() if size < longest else pytest.raises(MismatchError, match="48 MiB, too"):
             assert [len(line) for line in lines_of(path)] == [size]
+
+
+def test_a_raised_digit_is_no_number_of_a_file_or_path(tmp_path):
+    """Python counts it among the digits, and cannot read it as a number."""
+    for name in ("²10.jsonl", "²9.jsonl", "1²2.jsonl"):
+        (tmp_path / name).write_text("{}\n", encoding="utf-8")
+    assert [source.name for source in find([tmp_path])] == ["1²2.jsonl", "²9.jsonl", "²10.jsonl"]
+    assert value_at({"a": [{"²": 7}, {"²": 8}]}, "a.²") == [7, 8]
