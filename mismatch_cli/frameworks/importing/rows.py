@@ -123,12 +123,15 @@ class Completer:
             return table
         columns = _lists.columns_of(table)
         self._fill_tokens(columns)
+        lacks_minibatch_S = _lacks(columns, "minibatch", table.num_rows)
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
         order = (*COLUMNS, *filter(_is_note, columns))
         table = pa.table({name: columns[name] for name in order if name in columns})
         # Notes are columns until here, so that those of a repeated row leave with it.
-        table = _only(table, self._first_of_its_key(table, where))
+        first_S = self._first_of_its_key(table, where)
+        table = _only(table, first_S)
+        self.without_minibatch += int(lacks_minibatch_S[first_S].sum())
         notes = list(filter(_is_note, table.column_names))
         for name in notes:
             count = pc.sum(table.column(name)).as_py() or 0
@@ -328,7 +331,6 @@ class Completer:
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
         """Fill in the keys that a row lacks."""
-        self.without_minibatch += int(_lacks(columns, "minibatch", rows).sum())
         unversioned_S = _lacks(columns, "version_rollout", rows)
         columns[NOTE + NO_VERSION] = pa.array(unversioned_S.astype(np.int64))
         for name, value in _DEFAULTS.items():

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import (
     LATER_IDS,
     NO_PROMPT,
     ONLY_LOGP,
     SHIFTED,
     TOP_K_WITHOUT_IDS,
+    Completer,
     prompt_hash,
     text_key,
 )
-from tests.frameworks.importing.layouts import imported, write_lines, write_records
+from tests.frameworks.importing.layouts import Row, imported, write_lines, write_records
 
 PAIR = {"logp_rollout": [-1.0, -2.0], "logp_trainer": [-1.5, -2.5]}
 
@@ -81,3 +83,65 @@ def test_a_row_has_the_prompt_of_the_other_name_where_it_lacks_the_first(tmp_pat
     first = 7 if way == "jsonl" else text_key("7")
     of_tokens = int(prompt_hash(pa.array([[1]], pa.list_(pa.int32())))[0])
     assert table.column("prompt_id").to_pylist() == [first, 8, of_tokens, 9]
+
+
+def test_rows_without_a_number_take_free_ones(tmp_path):
+    """Their positions, 0 to 5; 1 and 4 are taken, by rows that leave 3 and 5 free."""
+    record = PAIR | {"response_ids": [5, 6], "prompt_ids": [1]}
+    numbers = [None, None, 2, 4, None, 1]
+    records = [record | {"sample_index": number} for number in numbers]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    assert table.column("sample_index").to_pylist() == [0, 3, 2, 4, 5, 1]
+    assert about["rows"] == 6
+
+
+def test_the_ids_of_prompts_are_those_of_older_traces():
+    """A trace that grows, and another machine, must give a prompt the same id."""
+    assert text_key("a") == 2340832890917691671
+    prompts = pa.array([[1], [], [1, 2], [2, 1], [1]], pa.list_(pa.int32()))
+    one, none, two, turned, again = prompt_hash(prompts).tolist()
+    assert (one, two) == (871958892221420579, 5892233047461338336)
+    assert len({one, none, two, turned}) == 4 and again == one
+    assert min(one, none, two, turned) >= 0
+
+
+def test_facts_count_the_rows_and_what_they_lack():
+    """Of two tables; a repeated response counts nowhere."""
+    tally = Tally()
+    completer = Completer(tally, newer_trainer=False)
+    row = {"prompt_ids": [1], "response_ids": [5, 6], "logp_rollout": [-1.0, -2.0]}
+    scored = row | {"logp_trainer": [-1.0, -2.0]}
+    first = [
+        scored | {"step": 3, "minibatch": 0, "finish_reason": "stop"},
+        scored | {"step": 3, "version_trainer": 1, "prompt_id": 7},
+        row | {"step": 5, "version_trainer": 1, "minibatch": 1, "prompt_id": None},
+    ]
+    longer = {"response_ids": [5, 6, 7], "logp_rollout": [-1.0, -2.0, -3.0]}
+    second = [
+        row | longer | {"step": 4, "sample_index": 9, "version_rollout": 2},
+        row | {"step": 3, "sample_index": 0},  # once more
+    ]
+    tables = [
+        completer.complete(pa.table(pa.Table.from_pylist(rows)), "a file")
+        for rows in (with_all_keys(first), with_all_keys(second))
+    ]
+    assert [table.num_rows for table in tables] == [3, 1]
+    assert completer.facts() == {
+        "rows": 4,
+        "tokens": 2 + 2 + 2 + 3,
+        "rows_with_trainer": 2,
+        "rows_with_newer_trainer": 1,
+        "rows_with_unknown_finish": 3,
+        "rows_without_minibatch": 2,
+    }
+    assert completer.steps == {3, 4, 5}
+    assert tables[0].column("version_trainer").to_pylist() == [0, 1, 1]
+    assert tables[1].column("version_trainer").to_pylist() == [2]
+    assert tally.left_out == {"repeated responses (same step, prompt and sample index)": 1}
+    assert tally.first == {"repeated responses (same step, prompt and sample index)": "a file"}
+
+
+def with_all_keys(rows: list[Row]) -> list[Row]:
+    """The rows with every key that one of them has."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
