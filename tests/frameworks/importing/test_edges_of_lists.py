@@ -35,7 +35,7 @@ def test_lists_are_made_of_flat_values():
 
 def test_the_ends_of_a_mask_are_its_first_and_last_true_positions():
     """In the first row, in none of an empty one, at both ends, and nowhere behind the last."""
-    flags = [0, 1, 1, 0] + [] + [1, 0, 1] + [0, 0] + [1] + [0]
+    flags = [0, 1, 1, 0, 1, 0, 1, 0, 0, 1, 0]
     first_S, last_S = _lists.ends_of(np.array(flags, bool), np.array([4, 0, 3, 2, 1, 1]))
     assert first_S.tolist() == [1, -1, 0, -1, 0, -1]
     assert last_S.tolist() == [2, -1, 2, -1, 0, -1]
