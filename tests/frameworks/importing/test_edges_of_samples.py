@@ -125,3 +125,20 @@ def test_a_sample_is_left_out_for_what_it_lacks(change, reason):
     assert sum(table.num_rows for table in tables) == (1 if reason else 2)
     assert tally.left_out == ({reason: 1} if reason else {})
     assert set(tally.first.values()) == ({"a file"} if reason else set())
+
+
+def test_a_null_does_not_hide_the_value_under_another_name():
+    lengths = {"response_length": None, "response_lengths": 2, "total_length": None}
+    sample = {"tokens": [1, 5, 6], "index": None, "sample_index": 4, **lengths}
+    samples = [
+        sample | {"raw_reward": None, "reward": 2.0},
+        sample | {"raw_reward": None, "reward": None, "rewards": 0.5},
+        sample | {"total_lengths": 9},
+    ]
+    tally = Tally()
+    (table,) = samples_module.tables(samples, 0, tally, "a file")
+    assert table.column("response_ids").to_pylist() == [[5, 6], [5, 6]]
+    assert table.column("sample_index").to_pylist() == [4, 4]
+    assert table.column("reward").to_pylist() == [2.0, 0.5]
+    assert table.column(NOTE + NORMALISED).to_pylist() == [0, 1]
+    assert tally.left_out == {WRONG_TOTAL: 1}
