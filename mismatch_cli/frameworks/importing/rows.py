@@ -646,6 +646,6 @@ class _Cutter:
             values_T = _lists.flat(logp)
             before = values_T[self._begin_S[has_prompt_S] - 1]
             last = values_T[self._end_S[has_prompt_S] - 1]
-            # A null, or a filler above 0, is no log-probability.
+            # Nulls, and fillers above 0, are not log-probabilities.
             shifted_S[has_prompt_S] = (before < 0) & (last == 0)
         return shifted_S[self._keep_S]

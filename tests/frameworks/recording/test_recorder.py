@@ -396,7 +396,7 @@ def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, 
     ],
 )
 def test_ids_in_lists_are_as_many_as_the_tokens_of_their_mask(tmp_path, change, written):
-    """Lists of another width than the mask are taken as cut: padding in them would be recorded."""
+    """Lists that are not as wide as the mask are taken as cut, with any padding in them."""
     recorder = Recorder(tmp_path / "run")
     lists = {name: batch()[name].tolist() for name in ("prompt_ids", "response_ids")}
     lists["logp_rollout"] = (-batch()["response_ids"] / 10).tolist()
