@@ -132,6 +132,12 @@ class Completer:
         first_S = self._first_of_its_key(table, where)
         table = _only(table, first_S)
         self.without_minibatch += int(lacks_minibatch_S[first_S].sum())
+        table = self._without_notes(table)
+        self._count(table)
+        return table
+
+    def _without_notes(self, table: pa.Table) -> pa.Table:
+        """The table without its notes, which are counted."""
         notes = list(filter(_is_note, table.column_names))
         for name in notes:
             count = pc.sum(table.column(name)).as_py() or 0
@@ -140,9 +146,7 @@ class Completer:
             else:
                 self._tally.note(name.removeprefix(NOTE), count)
         self._note_odd_values(table)
-        table = table.drop_columns(notes)
-        self._count(table)
-        return table
+        return table.drop_columns(notes)
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids, log μ, and one value per token in every token column."""

@@ -32,10 +32,7 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     columns = _lists.columns_of(table)
     if "token_ids" not in columns:
         return table
-    if "advantage" in columns and not columns.keys().isdisjoint(MASKS):
-        measure = columns.get("target_ids", columns["token_ids"])
-        columns["advantage"] = advantages_per_token(columns["advantage"], measure)
-    columns = _aligned(columns, tally, where)
+    columns = _aligned(_with_advantages(columns), tally, where)
     columns = _with_flags(columns, tally, where)
     masks = {name: columns.pop(name) for name in MASKS if name in columns}
     mask = pc.coalesce(*(masks.values() or [_by_advantage(columns, tally, where)]))
@@ -50,6 +47,14 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         columns.pop(name, None)
     responses, keep_S = split_sequences(ids, mask, of_tokens, tally, where, length_S)
     return pa.table(_lists.select_rows(columns, keep_S) | responses)
+
+
+def _with_advantages(columns: _Columns) -> _Columns:
+    """One advantage of a sequence for each of its tokens, if a mask says where the response is."""
+    if "advantage" not in columns or columns.keys().isdisjoint(MASKS):
+        return columns
+    measure = columns.get("target_ids", columns["token_ids"])
+    return columns | {"advantage": advantages_per_token(columns["advantage"], measure)}
 
 
 def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
