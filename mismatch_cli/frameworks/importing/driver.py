@@ -35,6 +35,7 @@ from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.importing.sources import (
     CUT_OFF,
     DumpFile,
+    FileHead,
     find,
     first_fault,
     first_rows,
@@ -439,9 +440,13 @@ def _what_it_holds(source: DumpFile, rows: Sequence[Row]) -> str:
 
 def _propose(source: DumpFile, rows: Sequence[Row], request: Import, begin: str) -> None:
     """Raise an error that says what the file lacks, or with the line that maps its columns."""
+    plain = registry.load(IMPORTERS, "plain", "format")
     columns = columns_in(rows)
     guess = guess_columns(columns, request.columns)
     lines = side_by_side(columns, guess, str(source.path))
+    if not guess and plain.recognises(FileHead(source, frozenset(columns))):
+        line = suggest("import", *request.paths, "--format", "plain")
+        raise UnknownLayout(f"{begin} Later lines have the plain schema: {line}", lines)
     if not guess:
         lacks = no_dump.lacking(columns, log_probabilities(columns))
         write = "What to write: mismatch-cli import --schema"

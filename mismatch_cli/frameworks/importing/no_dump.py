@@ -12,7 +12,7 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.naming import RETOKENISED, Row, fits, is_number
 
 _CONSOLE = re.compile(r"step:\d+ - \S+:")  # a line of metrics as trainers print it
-_PAIR = re.compile(r"([\w./@-]+):(-?[\d.]+(?:e[+-]?\d+)?)(?= |$)", re.IGNORECASE)
+_PAIR = re.compile(r"([\w./@-]+):(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?= |$)", re.IGNORECASE)
 _FEWEST = 4  # numbers of a line of metrics
 _LINES = 1000  # of a log, until one of metrics must have come
 _EXAMPLES = 2

@@ -4,6 +4,7 @@ are one JSON document instead of an object per line.
 
 import json
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def document(path: Path) -> str:
     empty for lines, of which the first may be broken.
     """
     with path.open("rb") as file:
-        beginning = file.read(_BEGINNING).lstrip()
+        beginning = file.read(_BEGINNING).removeprefix(BOM_UTF8).lstrip()
         if beginning[:1] not in (b"[", b"{"):
             return ""
         # Most files end here: only of the others a longer sample is parsed.
@@ -86,7 +87,8 @@ def document(path: Path) -> str:
         if line_break and first.startswith(b"{") and _is_object(first):
             return ""
         file.seek(0)
-        text = file.read(_SAMPLE).lstrip().decode("utf-8", errors="replace").rstrip()
+        sample = file.read(_SAMPLE).removeprefix(BOM_UTF8)
+    text = sample.lstrip().decode("utf-8", errors="replace").rstrip()
     if not _is_one_value(text):
         return ""
     return _KINDS[text[0]]

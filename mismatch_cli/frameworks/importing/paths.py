@@ -33,7 +33,7 @@ def value_at(value: Any, path: str) -> Any:
 def _at(value: Any, path: str) -> Any:
     part, _, rest = path.partition(".")
     if isinstance(value, list):
-        if not part.isdigit():
+        if not part.isdecimal():
             return _at_each(value, rest if part == EACH else path)
         number = int(part)
         inner = value[number] if number < len(value) else None

@@ -48,10 +48,11 @@ UNEQUAL = "sequences whose {name} does not have one value per token id"
 SHIFTED = "responses begin with a log-probability one position too early (all shifted by one?)"
 UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test for "length"
 
+_BEGINS = "mask"  # of a sequence, beside the columns of its tokens
 _IDS = {PROMPT_COLUMN, "response_ids"}
 _SIDES = ("rollout", "trainer", "recomputed")
 _SECOND = ("logp_trainer", "logp_recomputed", "logp_average")
-# The other sides, whose value tells whether an exact 0 is log 1; the first one recorded decides.
+# The other sides, whose value tells whether an exact 0 is log 1; a token's first one decides.
 _OTHERS = {
     "rollout": ("recomputed", "trainer"),
     "trainer": ("rollout",),
@@ -117,16 +118,26 @@ class Completer:
         """The usable rows, with every column that a trace requires."""
         table = self._without_ranks(_trace_columns(table))
         table = _only(table, self._usable(table, where))
+        table = table.drop_columns([name for name in table.column_names if self._is_foreign(name)])
         if not table.num_rows:
             return table
         columns = _lists.columns_of(table)
         self._fill_tokens(columns)
+        lacks_minibatch_S = _lacks(columns, "minibatch", table.num_rows)
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
         order = (*COLUMNS, *filter(_is_note, columns))
         table = pa.table({name: columns[name] for name in order if name in columns})
         # Notes are columns until here, so that those of a repeated row leave with it.
-        table = _only(table, self._first_of_its_key(table, where))
+        first_S = self._first_of_its_key(table, where)
+        table = _only(table, first_S)
+        self.without_minibatch += int(lacks_minibatch_S[first_S].sum())
+        table = self._without_notes(table)
+        self._count(table)
+        return table
+
+    def _without_notes(self, table: pa.Table) -> pa.Table:
+        """The table without its notes, which are counted."""
         notes = list(filter(_is_note, table.column_names))
         for name in notes:
             count = pc.sum(table.column(name)).as_py() or 0
@@ -135,16 +146,15 @@ class Completer:
             else:
                 self._tally.note(name.removeprefix(NOTE), count)
         self._note_odd_values(table)
-        table = table.drop_columns(notes)
-        self._count(table)
-        return table
+        return table.drop_columns(notes)
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids, log μ, and one value per token in every token column."""
         columns = _lists.columns_of(table)
         rows = table.num_rows
-        lengths_S, empty_S = _response_lengths(columns, rows)
         bad_S = self._without_ids(columns, rows)
+        columns = {name: its for name, its in columns.items() if not self._is_foreign(name)}
+        lengths_S, empty_S = _response_lengths(columns, rows)
         bad_S |= {EMPTY: empty_S, NO_ROLLOUT: _lacks(columns, "logp_rollout", rows)}
         values_S: dict[str, np.ndarray] = {}  # how many a row has, by the reason if that is wrong
         for name in filter(columns.__contains__, TOKEN_COLUMNS):
@@ -165,7 +175,8 @@ class Completer:
     def _without_ranks(self, table: pa.Table) -> pa.Table:
         """The table without top-K columns where no id says which rank was sampled."""
         ranks = [name for name in table.column_names if name in TOPK_COLUMNS]
-        if not ranks or "response_ids" in table.column_names:
+        has_ids = "response_ids" in table.column_names and not self._is_foreign("response_ids")
+        if not ranks or has_ids:
             return table
         self._tally.note(TOP_K_WITHOUT_IDS, table.num_rows)
         return table.drop_columns(ranks)
@@ -185,6 +196,10 @@ class Completer:
             lacks_second_S = [_lacks(columns, name, rows) for name in _SECOND]
             bad_S[NO_PAIR] = np.logical_and.reduce(lacks_second_S)
         return bad_S
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether these are ids that the trace does not have: no row that stays has any."""
+        return name in _IDS and self._ids is not None and name not in self._ids
 
     def _invalid_values(self, columns: Mapping[str, pa.Array]) -> dict[str, np.ndarray]:
         """Rows with a null among ids or flags, or with an invalid token id, by reason."""
@@ -309,7 +324,10 @@ class Completer:
         doubtful_N = own_N == 0
         where = "and no other side to compare with"
         if others:
-            doubtful_N &= others[0] < UNCERTAIN
+            other_N = others[0]
+            for second_N in others[1:]:
+                other_N = np.where(np.isnan(other_N), second_N, other_N)
+            doubtful_N &= other_N < UNCERTAIN
             where = f"where the other side's is below −{-UNCERTAIN:g}"
         subject = f"trained tokens have a {side} log-probability of exactly 0"
         advice = "(placeholders? Run `diagnose`)"
@@ -317,7 +335,6 @@ class Completer:
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
         """Fill in the keys that a row lacks."""
-        self.without_minibatch += int(_lacks(columns, "minibatch", rows).sum())
         unversioned_S = _lacks(columns, "version_rollout", rows)
         columns[NOTE + NO_VERSION] = pa.array(unversioned_S.astype(np.int64))
         for name, value in _DEFAULTS.items():
@@ -418,14 +435,14 @@ def _trace_columns(table: pa.Table) -> pa.Table:
     if "advantage" in columns and measure is None:
         del columns["advantage"]  # without the tokens that it belongs to
     elif "advantage" in columns:
-        columns["advantage"] = _advantages(columns["advantage"], measure)
+        columns["advantage"] = advantages_per_token(columns["advantage"], measure)
     for name, column in columns.items():
         columns[name] = foreign_values.exact(column, COLUMNS[name].type)
     notes = {name: table.column(name) for name in filter(_is_note, table.column_names)}
     return pa.table(columns | notes)
 
 
-def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
+def advantages_per_token(column: pa.Array, tokens: pa.Array) -> pa.Array:
     """One advantage per token; a number, or a list of one, applies to the whole response."""
     tokens_S = _lists.lengths_of(tokens)
     if not foreign_values.is_list(column.type):
@@ -532,22 +549,33 @@ def split_sequences(
 
     `ids`, `mask` (booleans) and `columns` hold one value per position of the sequence; positions
     from `length_S` on are padding. The response begins at the first true position of the mask;
-    later gaps in the mask stay.
+    later gaps in the mask stay, and so do those of a `loss_mask` among the columns.
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
     keep_S = tally.sift(_misfits(ids, mask, columns, stop_S), where)
 
-    sequences = {"response_ids": ids, "loss_mask": mask, **columns}
+    sequences = {"response_ids": ids, _BEGINS: mask, **columns}
     sequences = _lists.select_rows(sequences, keep_S)
     total_S = total_S[keep_S]
     stop_S = stop_S[keep_S]
-    first_S, last_S = _lists.ends_of(_lists.flat(sequences["loss_mask"]), total_S)
+    first_S, last_S = _lists.ends_of(_lists.flat(sequences[_BEGINS]), total_S)
     fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
     keep_S[np.flatnonzero(keep_S)] = fits_S
 
     cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
-    return cutter.cut(sequences), keep_S
+    responses = cutter.cut(sequences)
+    responses["loss_mask"] = _both(responses.pop(_BEGINS), responses.get("loss_mask"))
+    return responses, keep_S
+
+
+def _both(mask: pa.Array, loss_mask: pa.Array | None) -> pa.Array:
+    """The flags of the mask that a loss mask does not clear, in rows that have one."""
+    if loss_mask is None:
+        return mask
+    lengths_S = _lists.lengths_of(mask)
+    flags_T = _lists.flat(mask) & _lists.flat(all_true_where_null(loss_mask, lengths_S))
+    return _lists.from_flat(flags_T, lengths_S)
 
 
 def _misfits(
@@ -560,6 +588,9 @@ def _misfits(
         differs_S = _lists.lengths_of(column) != total_S
         bad_S[UNEQUAL.format(name=name)] = differs_S & ~_lists.is_null(column)
     bad_S[NO_MASK] = _lists.holds_null(mask)
+    if "loss_mask" in columns:
+        holes_S = _lists.holds_null(columns["loss_mask"]) & ~_lists.is_null(columns["loss_mask"])
+        bad_S[HOLES.format(name="loss_mask")] = holes_S
     return bad_S
 
 
@@ -619,5 +650,6 @@ class _Cutter:
             values_T = _lists.flat(logp)
             before = values_T[self._begin_S[has_prompt_S] - 1]
             last = values_T[self._end_S[has_prompt_S] - 1]
-            shifted_S[has_prompt_S] = (before != 0) & (last == 0)
+            # Nulls, and fillers above 0, are not log-probabilities.
+            shifted_S[has_prompt_S] = (before < 0) & (last == 0)
         return shifted_S[self._keep_S]

@@ -123,14 +123,15 @@ def _unusable(sample: Sample) -> str | None:
     length = response_length(sample)
     if length is None:
         return NO_LENGTH
-    total = sample.get("total_length", sample.get("total_lengths"))
+    total = _first_of(sample, ("total_length", "total_lengths"))
     if not 0 <= length <= len(ids) or total not in (None, len(ids)):
         return WRONG_TOTAL
     return None
 
 
 def response_length(sample: Sample) -> int | None:
-    return sample.get("response_length", sample.get("response_lengths"))
+    length: int | None = _first_of(sample, ("response_length", "response_lengths"))
+    return length
 
 
 def _table(samples: list[Sample], step: int) -> pa.Table:
@@ -167,7 +168,7 @@ def _numbers(samples: list[Sample]) -> dict[str, pa.Array]:
     """The columns of whole numbers that at least one sample has."""
     numbers: dict[str, list[int | None]] = {"sample_index": [], "version_rollout": []}
     for sample in samples:
-        numbers["sample_index"].append(sample.get("index", sample.get("sample_index")))
+        numbers["sample_index"].append(_first_of(sample, ("index", "sample_index")))
         numbers["version_rollout"].append(_oldest_version(sample.get("weight_versions")))
     if any(sample.get("newer_trainer") for sample in samples):
         numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
@@ -208,12 +209,12 @@ def _rewards(samples: list[Sample]) -> dict[str, pa.Array]:
     no_number: list[bool] = []
     normalised: list[bool] = []
     for sample in samples:
-        is_raw = "raw_reward" in sample or "reward" in sample
-        value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
+        raw = _first_of(sample, ("raw_reward", "reward"))
+        value = sample.get("rewards") if raw is None else raw
         reward = _number_or_none(value)
         rewards.append(reward)
         no_number.append(value is not None and reward is None)
-        normalised.append(reward is not None and not is_raw)
+        normalised.append(reward is not None and raw is None)
     return {
         "reward": pa.array(rewards, pa.float32()),
         NOTE + NO_NUMBER: pa.array(no_number).cast(pa.int64()),

@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.naming import IGNORED
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.rows import split_sequences
+from mismatch_cli.frameworks.importing.rows import advantages_per_token, split_sequences
 from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 
@@ -32,19 +32,29 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     columns = _lists.columns_of(table)
     if "token_ids" not in columns:
         return table
-    columns = _aligned(columns, tally, where)
+    columns = _aligned(_with_advantages(columns), tally, where)
     columns = _with_flags(columns, tally, where)
-    masks = [columns.pop(name) for name in MASKS if name in columns]
-    if not masks:
-        masks = [_by_advantage(columns, tally, where)]
+    masks = {name: columns.pop(name) for name in MASKS if name in columns}
+    mask = pc.coalesce(*(masks.values() or [_by_advantage(columns, tally, where)]))
     ids = columns.pop("token_ids")
-    per_token = {*TOKEN_COLUMNS} - {"response_ids", "loss_mask"}
+    length_S = _lengths_without_padding(ids, masks.get("response_mask"))
+    per_token = {*TOKEN_COLUMNS} - {"response_ids"}
     of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
+    if len(masks) > 1:
+        of_tokens["loss_mask"] = masks["loss_mask"]
     # Top-K columns have K values per position, which nothing here cuts.
     for name in TOPK_COLUMNS:
         columns.pop(name, None)
-    responses, keep_S = split_sequences(ids, pc.coalesce(*masks), of_tokens, tally, where)
+    responses, keep_S = split_sequences(ids, mask, of_tokens, tally, where, length_S)
     return pa.table(_lists.select_rows(columns, keep_S) | responses)
+
+
+def _with_advantages(columns: _Columns) -> _Columns:
+    """One advantage of a sequence for each of its tokens, if a mask says where the response is."""
+    if "advantage" not in columns or columns.keys().isdisjoint(MASKS):
+        return columns
+    measure = columns.get("target_ids", columns["token_ids"])
+    return columns | {"advantage": advantages_per_token(columns["advantage"], measure)}
 
 
 def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
@@ -58,8 +68,9 @@ def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
     # The sequence is the first token and then its targets, as `token_ids` may lack the last one.
     target_ids = columns.pop("target_ids")
     columns["token_ids"] = _after(pc.list_element(columns["token_ids"], 0), target_ids)
-    of_tokens = {*TOKEN_COLUMNS, *MASKS} & columns.keys()
-    for name in of_tokens:
+    for name in {*TOKEN_COLUMNS, *MASKS} & columns.keys():
+        if not foreign_values.is_list(columns[name].type):
+            continue  # an advantage of the whole response
         kind = columns[name].type.value_type
         filler = pa.scalar(None if pa.types.is_floating(kind) else 0).cast(kind)
         fillers = pa.array([filler.as_py()] * len(target_ids), kind)
@@ -73,7 +84,8 @@ def _is_moved(tokens: list[int] | None, targets: list[int] | None) -> bool:
     """
     if not tokens or not targets:
         return False
-    return len(tokens) - len(targets) in (0, 1) and tokens[1 : len(targets)] == targets[:-1]
+    both = len(tokens) - 1  # targets whose token is there too
+    return len(targets) - both in (0, 1) and tokens[1:] == targets[:both]
 
 
 def _after(first: pa.Array, lists: pa.Array) -> pa.Array:
@@ -118,6 +130,17 @@ def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
         if label not in (IGNORED, own):
             return None
     return [label != IGNORED for label in mask]
+
+
+def _lengths_without_padding(ids: pa.Array, response_mask: pa.Array | None) -> np.ndarray:
+    """Where each sequence ends: after the last 1 of its response mask, if it has one."""
+    lengths_S = _lists.lengths_of(ids)
+    if response_mask is None:
+        return lengths_S
+    flags_T = pc.fill_null(response_mask.flatten(), False).to_numpy(zero_copy_only=False)
+    _, last_S = _lists.ends_of(flags_T, _lists.lengths_of(response_mask))
+    # A mask of another length is left out later, with the reason that fits it.
+    return np.where(last_S < 0, lengths_S, np.minimum(last_S + 1, lengths_S))
 
 
 def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> pa.Array:

@@ -158,7 +158,7 @@ def _numbers_by_value(source: DumpFile) -> list[tuple[int, int, str]]:
     """A sort key that puts `step_10` after `step_9`."""
     key: list[tuple[int, int, str]] = []
     for piece in re.split(r"(\d+)", source.name):
-        key.append((0, int(piece), "") if piece.isdigit() else (1, 0, piece))
+        key.append((0, int(piece), "") if piece.isdecimal() else (1, 0, piece))
     return key
 
 

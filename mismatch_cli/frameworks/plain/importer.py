@@ -171,7 +171,7 @@ def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     for name, ours in columns.items():
         value = record.get(name)
         is_of_all = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
-        may_be_matrix = ours in LISTS or isinstance(value, list)
+        may_be_matrix = isinstance(value, list) or (ours in LISTS and value is None)
         if not in_batches or is_of_all or not may_be_matrix:
             kinds[name] = _kind_shown(ours, value)
             continue
@@ -198,14 +198,16 @@ def _kind_shown(ours: str, value: Any) -> pa.DataType:
 def _in_types_of_trace(table: pa.Table, source: DumpFile) -> pa.Table:
     columns = _lists.columns_of(table)
     columns = {name: column for name, column in columns.items() if _holds_values(column)}
-    for alias in ALIASES.keys() & columns.keys():
-        column = columns.pop(alias)
-        columns.setdefault(ALIASES[alias], column)
-    if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
-        columns["prompt_id"] = _hashed(columns["prompt_id"])
+    for name, column in columns.items():
+        if ALIASES.get(name, name) == "prompt_id" and _is_text(column.type):
+            columns[name] = _hashed(column)
     has_sequences = "token_ids" in columns
     for name, column in columns.items():
         columns[name] = _cast(name, column, source, has_sequences=has_sequences)
+    for alias in ALIASES.keys() & columns.keys():
+        column = columns.pop(alias)
+        ours = ALIASES[alias]
+        columns[ours] = pc.coalesce(columns[ours], column) if ours in columns else column
     return pa.table(_merged(columns, source.also))
 
 

@@ -14,6 +14,7 @@ from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.importing.rows import prompt_hash, text_key
 
 Row = dict[str, Any]  # the columns of one response
+_IDS = ("prompt_ids", "response_ids")
 _SEED = 2  # of the hash that selects prompts
 _REMEMBERED = 2**12  # prompts: responses to the same prompt arrive close together
 
@@ -37,10 +38,18 @@ class Padded:
         return len(self.response_ST)
 
     def row(self, number: int) -> Row:
-        """A response without padding; single numbers or texts apply to every response."""
+        """A response without padding; single numbers or texts apply to every response.
+
+        Raises a `ValueError` for ids that are not as many as the tokens of their mask.
+        """
         row = {}
         for name, value in self.columns.items():
-            row[name] = _without_padding(value, number, self._masks_of(name)[number])
+            mask_T = self._masks_of(name)[number]
+            row[name] = _without_padding(value, number, mask_T)
+            if name in _IDS and np.size(row[name]) != mask_T.sum():
+                raise ValueError(
+                    f"{name} has {np.size(row[name])} values, but its mask {mask_T.sum()} tokens"
+                )
         return row
 
     def select(self, flags_S: np.ndarray) -> Padded:

@@ -145,3 +145,14 @@ def test_settings_that_end_too_early_have_a_line(tmp_path, capsys):
     (path := tmp_path / "a.toml").write_text("a = 1\nb = [1,\n")
     assert run(["import", "--config", str(path)]) == 1
     assert "at line 2, the end of the document" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document_may_begin_with_a_byte_order_mark(tmp_path, indent):
+    """As some editors write it."""
+    for kind, content in {"array": ROWS, "object": ROWS[0]}.items():
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(content, indent=indent), encoding="utf-8-sig")
+        assert document(path) == (kind if kind == "array" or indent else "")
+        table, _ = imported(path, into=tmp_path / f"trace of {kind}")
+        assert table.num_rows == (3 if kind == "array" else 1)

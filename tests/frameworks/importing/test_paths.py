@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
-from mismatch_cli.frameworks.importing.paths import paths_in, roots, value_at
+from mismatch_cli.frameworks.importing.paths import paths_in, roots, value_at, with_paths
 from tests.frameworks.importing.layouts import (
     assert_holds,
     imported,
@@ -110,3 +110,70 @@ def test_only_a_path_through_structs_to_a_field_is_a_column_of_a_parquet_file():
     paths = {"scores.logp": "scores", "scores.top.ids": "scores"}
     assert roots(schema, paths) == whole | paths
     assert roots(schema, ["scores", "scores.logp"])["scores"] == "scores"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("turns.ids", [[5, 6], [7]]),
+        ("turns.*.ids", [[5, 6], [7]]),
+        ("turns.0.ids", [5, 6]),
+        ("turns.1.ids.0", 7),
+        ("turns.2.ids", None),
+        ("turns.ids.0", [5, 7]),
+        ("turns.score", [None, 0.5]),
+        ("turns.absent", None),
+        ("groups.turns.ids", [[1], [2, 3], [4]]),
+        ("groups.0.turns.ids", [[1], [2, 3]]),
+        ("pairs.*.0", [-0.5, -1.0]),
+        ("pairs.0", [-0.5, 8, "a"]),
+        ("none", []),
+        ("none.ids", []),
+        ("name.ids", None),
+    ],
+)
+def test_a_path_enters_every_object_of_a_list(path, value):
+    record = {
+        "turns": [{"ids": [5, 6]}, {"ids": [7], "score": 0.5}],
+        "groups": [{"turns": [{"ids": [1]}, {"ids": [2, 3]}]}, None, {"turns": [{"ids": [4]}]}],
+        "pairs": [[-0.5, 8, "a"], [-1.0, 9, "b"]],
+        "none": [],
+        "name": "text",
+    }
+    assert value_at(record, path) == value
+
+
+def test_paths_are_proposed_for_what_objects_lists_and_tuples_hold():
+    """Up to three entries of different kinds are a tuple; a path has at most eight parts."""
+    deep: dict = {"ids": [1]}
+    for name in "hgfedcb":
+        deep = {name: deep}
+    record = {
+        "top": [5],
+        "one": [{"ids": [5, 6]}],
+        "two": [{"ids": [5]}, {"ids": [6]}],
+        "pairs": [[-0.5, 8, None], [-1.0, 9, None]],
+        "long": [[-0.5, 8, None, None]],
+        "numbers": [[-0.5, 8]],
+        "texts": [["a", "b"]],
+        "empty": {},
+        "bad": {"": 1, "*": 2, "x.y": 3, "x=y": 4, "x,y": 5, "good": 6},
+        "x": {"deep": deep["b"]},
+    }
+    assert paths_in(record) == {
+        "one.0.ids": [5, 6],
+        "two.*.ids": [[5], [6]],
+        "pairs.*.0": [-0.5, -1.0],
+        "pairs.*.1": [8, 9],
+        "pairs.*.2": None,
+        "bad.good": 6,
+    }
+    assert paths_in({"x": deep["b"]}) == {"x.c.d.e.f.g.h.ids": [1]}
+
+
+def test_what_a_path_enters_is_not_a_column_of_its_own():
+    record = {"a": {"b": [1], "c": 2}, "a.c": 3, "d": 4}
+    entered = with_paths(record, ["a.b", "a.c", "d", "e.f"])
+    assert entered == {"a.b": [1], "a.c": 3, "d": 4}
+    assert with_paths(record, ["a", "a.b"]) == record | {"a.b": [1]}
+    assert with_paths(record, ["a.absent"]) == {"a.c": 3, "d": 4}

@@ -268,3 +268,10 @@ def test_a_console_log_belongs_to_verdict(tmp_path):
     path.write_text("INFO\nstep:1 - actor/pg_loss:0.01 - rollout_corr/kl:0.002 - lr:1e-6\n")
     with pytest.raises(MismatchError, match=r"metrics.*verdict rollout_corr/kl=0\.002"):
         imported(path, into=tmp_path / "trace")
+
+
+def test_a_version_in_a_console_log_is_no_number(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("step:1 - torch:2.5.1 - dots:... - rollout_corr/kl:2.5e-3 - lr:.5 - kl:3\n")
+    with pytest.raises(MismatchError, match=r"verdict rollout_corr/kl=0\.0025$"):
+        imported(path, into=tmp_path / "trace")

@@ -385,6 +385,26 @@ def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, 
     assert recorder.counts == counts(given=28, written=4, refused=4, lost=20)
 
 
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        ({"prompt_mask": [[1], [1], [1], [1]]}, 0),
+        ({"prompt_ids": [1, 2, 3, 4]}, 0),
+        ({"prompt_ids": [[1, 2, 3], [4, 5], [6, 7, 8], [9, 9, 9]]}, 3),
+        ({"response_mask": [[0, 1]] * 4}, 0),
+        ({"response_mask": [[1, 1, 1]] * 3 + [[0, 0, 1]]}, 4),
+    ],
+)
+def test_ids_in_lists_are_as_many_as_the_tokens_of_their_mask(tmp_path, change, written):
+    """Lists that are not as wide as the mask are taken as cut, with any padding in them."""
+    recorder = Recorder(tmp_path / "run")
+    lists = {name: batch()[name].tolist() for name in ("prompt_ids", "response_ids")}
+    lists["logp_rollout"] = (-batch()["response_ids"] / 10).tolist()
+    recorder.add_padded(**batch(**lists | change))
+    recorder.close()
+    assert recorder.counts == counts(given=4, written=written, refused=4 - written)
+
+
 def test_folders_with_other_content_are_left_alone(tmp_path, caplog):
     shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "inner/trace")
     shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "shards")
