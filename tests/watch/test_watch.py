@@ -383,6 +383,23 @@ def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
     assert [part["files"][path.name][0] for part in parts] == [0, len(content)]
 
 
+def test_a_file_that_was_written_anew_is_reported_again(tmp_path: Path) -> None:
+    """As after a restart of its run: the part that takes the place of the old one has another name,
+    since steps already reported are recognised by the names of their shards.
+    """
+    run_folder, rows = tmp_path / "run", [row | {"step": 3} for row in real_rows(6)]
+    nemo_rl(run_folder / "train_data_step3.jsonl", rows)
+    watcher = watcher_of(run_folder, tmp_path / "seen")
+    assert steps(watcher.look()) + steps(watcher.look()) == [3]
+    nemo_rl(run_folder / "train_data_step3.jsonl", rows[:4])
+    assert steps(watcher.look()) == []
+    watcher = watcher_of(run_folder, tmp_path / "seen")  # killed and restarted
+    (again,) = [one for _ in range(2) for one in watcher.look()]
+    assert again.step == 3 and again.again and again.record["responses"] == 4
+    assert [record["responses"] for _, record in watcher.state.lines()] == [4]
+    assert [folder.name for folder in (tmp_path / "seen" / "traces").iterdir()] == ["part-00001"]
+
+
 def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
     rows = real_rows(6)
     for step in (0, 1):
