@@ -55,6 +55,11 @@ class Range:
 
     def nearest_bound(self, value: float) -> float:
         """The end that a value crosses, or comes closest to."""
+        # An infinite value is as far from either end.
+        if value > self.high:
+            return self.high
+        if value < self.low:
+            return self.low
         return min((self.low, self.high), key=lambda bound: abs(bound - value))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -180,3 +181,17 @@ def test_what_float32_rounds_away_is_relative_to_the_distance_from_agreement():
         for times, word in ((0.5e-6, HOLDS), (2e-6, EXCEEDED)):
             value = bound + direction * times * distance
             assert judge(Number(value, agreement=agreement), allowed).word == word
+
+
+def test_what_is_infinite_crosses_the_bound_that_it_is_beyond():
+    """It is equally far from both, of which a limit often has but one."""
+    for value, allowed, reason in (
+        (inf, Range(high=0.015), "inf is above 0.015"),
+        (-inf, Range(low=0.5), "-inf is below 0.5"),
+        (inf, Range(-0.1, 0.1), "inf is above 0.1"),
+        (-inf, Range(-0.1, 0.1), "-inf is below -0.1"),
+        (0.5, Range(0.1, 0.2), "0.5 is above 0.2"),
+    ):
+        standing = judge(Number(value), allowed)
+        assert (standing.word, standing.reason) == (EXCEEDED, reason)
+    assert Range(0.1, 0.2).nearest_bound(0.12) == 0.1 and Range(0.1, 0.2).nearest_bound(0.18) == 0.2
