@@ -145,7 +145,7 @@ def _from_lines(
     sides: Sequence[Numerics], scale: OwnScale, lines: Sequence[LatticeLine]
 ) -> Expected | None:
     """The range by the finest line of the log-odds gap, which shows the coarser steps only."""
-    if not lines:
+    if not lines or not any(side.is_16_bits for side in sides):
         return None
     spacing = min(line.spacing for line in lines)
     rounding = _rounding_by_side(sides, scale, _OF_LINE * spacing)

@@ -82,6 +82,14 @@ def test_the_bases_come_in_their_order():
     assert not expected_gap(about("float32", "float32"), scale(), logit_step=0.5).of_this_trace
 
 
+def test_lines_between_two_float32_sides_are_not_of_their_precision():
+    """One of them is not what the manifest says, and the range is not 0 to 0 nats."""
+    line = LatticeLine(0.25, 0.1, 2.0, 9.0)
+    expectation = expected_gap(about("float32", "float32"), scale(), lines=[line])
+    assert (expectation.of_this_trace, expectation.high) == (False, 8e-4)
+    assert expected_gap(about("float32"), scale(), lines=[line]).of_this_trace
+
+
 def test_noise_beyond_any_precision_is_not_a_scale():
     """A trainer with dropout would otherwise explain its own gap."""
     assert not expected_gap(about(), scale(noise=0.5)).of_this_trace
