@@ -26,6 +26,7 @@ import numpy as np
 from mismatch_cli.limits.manifest_sides import (
     Numerics,
     family,
+    is_quantised,
     precision,
     precisions_in_words,
     sides_of_gap,
@@ -108,8 +109,10 @@ def _read_from_trace(
         or _from_noise(scale, usual_gap(about).high)
     )
     coarsest = precision(about)
-    # How much 4 bits add has not been measured, so the range of other models has to do.
-    if expected is None or coarsest == "fp4":
+    # How much 4 bits or an unknown quantisation add has not been measured, so the range of other
+    # models has to do.
+    is_unmeasured = coarsest == "fp4" or (not coarsest and is_quantised(about))
+    if expected is None or is_unmeasured:
         return None
     times = 1.0
     if coarsest in ("fp8", "int8"):

@@ -55,7 +55,15 @@ def test_eight_bits_and_experts_make_more_and_four_bits_are_not_known():
     experts = expected_gap(about(num_experts=8), scale(0.01, 0.01))
     assert cache.high == pytest.approx(3.8 * plain) and cache.who == "an fp8 side"
     assert experts.high == pytest.approx(2 * plain)
-    assert not expected_gap(about(quantization="nvfp4"), scale(0.01, 0.01)).of_this_trace
+    for quantization, who in (
+        ("nvfp4", "a 4-bit side"),
+        ("awq", "a 4-bit side"),
+        ("gptq_marlin", "a 4-bit side"),
+        ("bitsandbytes", "a 4-bit side"),
+        ("compressed-tensors", "a precision not on record"),
+    ):
+        expectation = expected_gap(about(quantization=quantization), scale(0.01, 0.01))
+        assert (expectation.of_this_trace, expectation.who) == (False, who)
 
 
 def test_the_bases_come_in_their_order():
