@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.options import replace_settings
 from mismatch_cli.base.places import bundled
+from mismatch_cli.bisect import runner
 from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined, engine_part
@@ -272,3 +276,38 @@ def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
         {},
         {},
     )
+
+
+def test_a_flag_has_the_value_that_the_engine_takes():
+    """1 equals True, but is typed as 1."""
+    changes = {
+        "tensor_parallel_size": 2,
+        "quantization": "fp8",
+        "chunked_prefill": True,
+        "enforce_eager": False,
+    }
+    flags = {toggle.setting: toggle.flags for toggle in turned(rollout=changes)}
+    for setting, argument in (
+        ("tensor_parallel_size", "tensor_parallel_size=1"),
+        ("quantization", "quantization=null"),
+        ("chunked_prefill", "enable_chunked_prefill=false"),
+        ("enforce_eager", "enforce_eager=true"),
+        ("max_num_seqs", "max_num_seqs=1"),
+    ):
+        assert flags[setting] == ("--engine-arg", argument)
+
+
+@pytest.mark.parametrize(("rollout_adapter", "own"), [("a", None), (None, "b"), ("a", "b")])
+def test_a_trainer_with_the_adapter_of_the_rollout(rollout_adapter, own, monkeypatch):
+    """It is loaded with that adapter, and with no other that a run folder may name."""
+    config = BisectConfig()
+    rollout = replace(RolloutSide.of(MANIFEST, config), adapter=rollout_adapter)
+    trainer = TrainerSide.of(MANIFEST, config, rollout)
+    trainer = replace(trainer, config=replace_settings(trainer.config, trainer_adapter=own))
+    loaded: list[str | None] = []
+    monkeypatch.setattr(runner, "load_trainer", lambda _, adapter, *__: loaded.append(adapter))
+    both = runner.Runner(SimpleNamespace(progress=None, ranks=None), rollout, trainer)
+    for change in ({}, {"trainer_adapter": rollout_adapter}, {"trainer_adapter": "elsewhere"}):
+        with both.loaded_trainer(change):
+            pass
+    assert loaded == [own, rollout_adapter, rollout_adapter]
