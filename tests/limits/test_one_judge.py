@@ -23,7 +23,7 @@ from mismatch_cli.limits.judge import (
     Range,
     judge,
 )
-from mismatch_cli.limits.limit_sets import load_limits
+from mismatch_cli.limits.limit_sets import load_limits, parse_limits
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS
@@ -195,3 +195,27 @@ def test_what_is_infinite_crosses_the_bound_that_it_is_beyond():
         standing = judge(Number(value), allowed)
         assert (standing.word, standing.reason) == (EXCEEDED, reason)
     assert Range(0.1, 0.2).nearest_bound(0.12) == 0.1 and Range(0.1, 0.2).nearest_bound(0.18) == 0.2
+
+
+def test_a_value_and_its_bound_are_told_apart():
+    for number, allowed, reason in (
+        (Number(0.9989995, agreement=1.0), Range(low=0.999), "0.9989995 is below 0.999"),
+        (Number(0.0123456789), Range(high=0.01), "0.0123457 is above 0.01"),
+        (
+            Number(0.01, 0.005, 0.02),
+            Range(high=0.01),
+            "0.01 is the bound, undecided: 0.005 to 0.02",
+        ),
+    ):
+        assert judge(number, allowed).reason == reason
+
+
+def test_a_recorded_ratio_is_as_far_from_agreement_as_one_of_a_trace():
+    """A line of metrics.jsonl has the tolerance of a trace: a millionth of the distance from 1."""
+    sets = [parse_limits({"limits": {"ratio_p01": {"min": 0.999}}}, "mine")]
+    for value, word in ((0.999 - 5e-10, HOLDS), (0.999 - 5e-9, EXCEEDED)):
+        record = {"step": 1, "mismatch": {"ratio_p01": value}}
+        (check,) = StepChecks(sets).of_record(record, None)
+        assert check.status == word
+    (check,) = StepChecks(sets).of_record({"step": 1, "current": {"ratio_p50": 1.0}}, None)
+    assert check.status == UNJUDGED and "metrics.jsonl does not have it" in check.reason
