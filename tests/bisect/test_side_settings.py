@@ -13,6 +13,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.options import replace_settings
 from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect import runner
+from mismatch_cli.bisect.baseline_stage import _model_experiments
 from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined, engine_part
@@ -311,3 +312,36 @@ def test_a_trainer_with_the_adapter_of_the_rollout(rollout_adapter, own, monkeyp
         with both.loaded_trainer(change):
             pass
     assert loaded == [own, rollout_adapter, rollout_adapter]
+
+
+def test_every_difference_of_two_models_is_an_experiment():
+    """A tensor of unknown relation has no detail to give; a value with one differing part is named
+    by that part.
+    """
+    groups = (("up", ["up"]), ("layers.1", ["layers.1.q", "layers.1.k"]))
+    differing = (("up", "other", ""), ("layers.1.q", "scaled", "× 1.0100"))
+    weights = {
+        "groups": [{"name": name, "relation": "", "tensors": own} for name, own in groups],
+        "differing": [
+            {"tensor": tensor, "relation": relation, "detail": detail}
+            for tensor, relation, detail in differing
+        ],
+        "config": [
+            {"key": "rope", "inner": ["theta"], "rollout": {"theta": 1}, "trainer": {"theta": 2}},
+            {"key": "eps", "inner": [], "rollout": 1, "trainer": 2},
+        ],
+    }
+    config = BisectConfig()
+    rollout = RolloutSide.of(MANIFEST, config)
+    sides = SimpleNamespace(rollout=rollout, trainer=TrainerSide.of(MANIFEST, config, rollout))
+    run = SimpleNamespace(search=SimpleNamespace(weights=weights), runner=sides)
+    experiments = {each["setting"]: (each, change) for each, change in _model_experiments(run)}
+    assert list(experiments) == ["up", "layers.1", "rope.theta", "eps"]
+    same = "load the same weights on both sides: "
+    assert experiments["up"][0]["change"] == f"{same}up differs"
+    both, change = experiments["layers.1"]
+    assert both["change"] == f"{same}layers.1.q differs (scaled: × 1.0100), and 1 more"
+    assert change == {"tensors": {"layers.1": ["layers.1.q", "layers.1.k"]}}
+    rope, change = experiments["rope.theta"]
+    assert (rope["value"], rope["better"]) == ({"theta": 2}, {"theta": 1})
+    assert change == {"model_config": {"rope": {"theta": 1}}}
