@@ -27,7 +27,7 @@ from rich.cells import cell_len
 from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.limit_sets import load_limits
+from mismatch_cli.limits.limit_sets import load_limits, parse_limits
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
@@ -317,6 +317,25 @@ def test_a_watch_that_has_seen_its_last_step_ends_at_once(watch: Watch, trace: s
     for expected in ([3, 4], []):
         code, lines, _ = watch(trace, "--until-step", "4")
         assert (code, [line["step"] for line in lines]) == (0, expected)
+
+
+def test_the_command_is_for_alarms_of_the_limits_that_are_set_now(tmp_path: Path) -> None:
+    """An earlier session had others, whose alarms this one neither shows nor counts."""
+    (tmp_path / "run").mkdir()
+    lines = [{"step": step, "mismatch": {"k3": k3}} for step, k3 in enumerate((0.02, 0.3), 1)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "run" / "metrics.jsonl").write_text(text, encoding="utf-8")
+    strict, lax = (
+        [parse_limits({"limits": {"k3": {"max": most}}}, "mine")] for most in (0.01, 0.1)
+    )
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen", sets=strict)
+    assert steps(watcher.look()) == [1, 2]
+    assert [event.step for event in watcher.uncalled] == [1]
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen", sets=lax)
+    assert watcher.uncalled == [] and steps(watcher.look()) == [1, 2]
+    assert [event.step for event in watcher.uncalled] == [2]
+    watcher.state.record_call(watcher.uncalled[0])
+    assert watcher.uncalled == [] and [event.step for event in watcher.state.uncalled] == [1]
 
 
 @pytest.mark.slow
