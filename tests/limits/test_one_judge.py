@@ -219,3 +219,17 @@ def test_a_recorded_ratio_is_as_far_from_agreement_as_one_of_a_trace():
         assert check.status == word
     (check,) = StepChecks(sets).of_record({"step": 1, "current": {"ratio_p50": 1.0}}, None)
     assert check.status == UNJUDGED and "metrics.jsonl does not have it" in check.reason
+
+
+def test_a_bound_of_0_has_no_tolerance_and_allows_0():
+    """As for `diagnosis:faults`, of which there may be none."""
+    none, positive = Range(high=0.0), Range(low=0.0)
+    for number, allowed, word in (
+        (Number(0.0), none, HOLDS),
+        (Number(0.0), positive, HOLDS),
+        (Number(1.0), none, EXCEEDED),
+        (Number(-1e-9), positive, EXCEEDED),
+        (Number(0.1, 0.0, 0.2), none, UNDECIDED),
+        (Number(-0.1, -0.2, 0.0), positive, UNDECIDED),
+    ):
+        assert judge(number, allowed).word == word
