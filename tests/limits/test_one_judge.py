@@ -233,3 +233,22 @@ def test_a_bound_of_0_has_no_tolerance_and_allows_0():
         (Number(-0.1, -0.2, 0.0), positive, UNDECIDED),
     ):
         assert judge(number, allowed).word == word
+
+
+def test_few_prompts_leave_the_distance_from_agreement_uncertain_by_a_factor():
+    """By 3.5 either way: a ratio of 1.07 is between 1.02 and 1.245, never on the other side of 1."""
+    for value, agreement, low, high in (
+        (1.07, 1.0, 1.02, 1.245),
+        (0.93, 1.0, 0.755, 0.98),
+        (0.07, 0.0, 0.02, 0.245),
+        (-0.07, 0.0, -0.245, -0.02),
+    ):
+        may_be = Number(value, few_prompts=True, agreement=agreement).range
+        assert (may_be.low, may_be.high) == (pytest.approx(low), pytest.approx(high))
+    # Half an interval is none
+    for number in (Number(1.0, 0.5, None), Number(1.0, None, 2.0), Number(1.0)):
+        assert not number.has_interval and number.range == Range(1.0, 1.0)
+        assert judge(number, Range(high=1.5)).power is None
+    whole = Number(1.0, 0.5, 2.0, few_prompts=True)
+    assert whole.has_interval and whole.range == Range(0.5, 2.0)
+    assert judge(whole, Range(high=1.5)).power == 1.0
