@@ -372,6 +372,20 @@ def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path:
         assert of_mixed[step]["responses"] == record["responses"] == 32
 
 
+def test_a_step_between_those_of_a_shard_is_not_reported(trace: str, tmp_path: Path) -> None:
+    """A run may record every tenth step, and several of them in one shard."""
+    (tmp_path / "trace").mkdir()
+    shutil.copy(Path(trace) / "manifest.json", tmp_path / "trace")
+    whole = pq.read_table(next(Path(trace).glob("shard-*")))
+    at, (first, last) = whole.schema.get_field_index("step"), (10, 30)
+    step_S = [first] * 3 + [last] * (len(whole) - 3)
+    table = whole.set_column(at, whole.field(at), pa.array(step_S, whole.field(at).type))
+    write_shard(tmp_path / "trace" / "shard-00000.parquet", table)
+    watcher = watcher_of(tmp_path / "trace", tmp_path / "seen")
+    reports = [(each.step, each.record["responses"]) for each in watcher.look(final=True)]
+    assert reports == [(10, 3), (30, len(whole) - 3)]
+
+
 def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
     """NeMo-RL writes a step line by line: an incomplete line, or a file that still changes, is
     not read.
