@@ -313,7 +313,9 @@ def _on_gpu(s: _Settings) -> bool:
 
 
 def _adapters_differ(s: _Settings) -> bool:
-    """Whether both sides have an adapter, with different numbers at weights that should be equal."""
+    """Whether each side has another adapter, by its numbers, although their weights should be
+    equal.
+    """
     digests = {s["rollout.adapter_digest"], s["trainer.adapter_digest"]}
     return len(digests) > 1 and None not in digests and s.pair != "total" and not s.was_trained
 

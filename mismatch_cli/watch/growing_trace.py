@@ -17,7 +17,7 @@ from mismatch_cli.watch.training_run import CompleteStep, changed
 
 
 class StepsOfShards:
-    """The shards of some traces by the steps that they contain; each shard's footer is read once."""
+    """The shards of some traces by the steps that they contain, each of them read once."""
 
     def __init__(self) -> None:
         # Shards are kept as FOLDER/SHARD, and folders by name: a path takes ten times the memory.
