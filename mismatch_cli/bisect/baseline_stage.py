@@ -240,7 +240,9 @@ def _details(weights: Mapping[str, Any], tensors: Sequence[str]) -> str:
     """`model.layers.1.mlp.down_proj.weight differs (scaled: × 1.0100), and 2 more`."""
     by_name = {differing["tensor"]: differing for differing in weights["differing"]}
     first = by_name[tensors[0]]
-    text = f"{first['tensor']} differs ({first['relation']}: {first['detail']})"
+    text = f"{first['tensor']} differs"
+    if first["detail"]:
+        text += f" ({first['relation']}: {first['detail']})"
     if len(tensors) > 1:
         text += f", and {len(tensors) - 1} more"
     return text

@@ -209,6 +209,8 @@ def _row(
 def is_explained(measured: LegDifferences, left: Pair) -> bool:
     """Whether so little of the gap is left between two legs that the search can end."""
     after, recorded = measured.sums(left), measured.sums(RECORDED)
+    if not after.tokens_S.any():
+        return False  # without any number, as from an overflow, nothing is known to be left
     # A leg may have read some of the responses only: the whole gap is that of the same ones.
     whole = recorded.of("abs_d")[after.tokens_S > 0].sum()
     return after.mean() < NO_GAP or after.of("abs_d").sum() < EXPLAINED * whole

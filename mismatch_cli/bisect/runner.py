@@ -112,6 +112,9 @@ class Runner:
         with TemporaryDirectory(prefix="mismatch-cli-") as scratch:
             model = self.model_folder(side.config.scoring_model, change, Path(scratch))
             adapter = side.config.scorer.adapter
+            if "trainer_adapter" in change:
+                # A change read from a run folder may name anything: the rollout's own is meant.
+                adapter = self.rollout.adapter
             trainer = load_trainer(
                 model, adapter, side.config.scorer, side.sampling, legs.progress, legs.ranks
             )

@@ -6,6 +6,7 @@ Settings that need no engine restart come first, then those that caused large ga
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -261,8 +262,8 @@ def _argument(
     return rule
 
 
-def _typed(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+def _typed(value: bool | int | None) -> str:
+    return json.dumps(value)
 
 
 def _batching(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:

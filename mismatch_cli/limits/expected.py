@@ -26,6 +26,7 @@ import numpy as np
 from mismatch_cli.limits.manifest_sides import (
     Numerics,
     family,
+    is_quantised,
     precision,
     precisions_in_words,
     sides_of_gap,
@@ -108,8 +109,10 @@ def _read_from_trace(
         or _from_noise(scale, usual_gap(about).high)
     )
     coarsest = precision(about)
-    # How much 4 bits add has not been measured, so the range of other models has to do.
-    if expected is None or coarsest == "fp4":
+    # How much 4 bits or an unknown quantisation add has not been measured, so the range of other
+    # models has to do.
+    is_unmeasured = coarsest == "fp4" or (not coarsest and is_quantised(about))
+    if expected is None or is_unmeasured:
         return None
     times = 1.0
     if coarsest in ("fp8", "int8"):
@@ -145,7 +148,7 @@ def _from_lines(
     sides: Sequence[Numerics], scale: OwnScale, lines: Sequence[LatticeLine]
 ) -> Expected | None:
     """The range by the finest line of the log-odds gap, which shows the coarser steps only."""
-    if not lines:
+    if not lines or not any(side.is_16_bits for side in sides):
         return None
     spacing = min(line.spacing for line in lines)
     rounding = _rounding_by_side(sides, scale, _OF_LINE * spacing)

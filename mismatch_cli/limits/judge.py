@@ -55,6 +55,11 @@ class Range:
 
     def nearest_bound(self, value: float) -> float:
         """The end that a value crosses, or comes closest to."""
+        # An infinite value is as far from either end.
+        if value > self.high:
+            return self.high
+        if value < self.low:
+            return self.low
         return min((self.low, self.high), key=lambda bound: abs(bound - value))
 
 
@@ -199,8 +204,12 @@ def _power(number: Number) -> float | None:
 
 def _describe_excess(value: float, allowed: Range) -> str:
     bound = allowed.nearest_bound(value)
+    if value == bound:
+        return f"{value:.6g} is the bound"
     direction = "below" if value < bound else "above"
-    return f"{value:.6g} is {direction} {bound:.6g}"
+    # More digits only where six would show two different numbers as one.
+    digits = 6 if f"{value:.6g}" != f"{bound:.6g}" else 10
+    return f"{value:.{digits}g} is {direction} {bound:.{digits}g}"
 
 
 def _describe_doubt(standing: Standing, interval: Range, allowed: Range) -> str:

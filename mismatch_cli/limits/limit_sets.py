@@ -203,6 +203,8 @@ def _parse_tables(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
     limits = []
     for metric, entries in tables.items():
         where = f"{file}, limits.{metric}"
+        if entries == []:
+            raise UsageError(f"{where} sets no bound. {_EXAMPLE}")
         for table in entries if isinstance(entries, list) else [entries]:
             if not isinstance(table, dict):
                 raise UsageError(f"{where} is not a table. {_EXAMPLE}")

@@ -15,6 +15,8 @@ DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "
 _WIDE = ("bfloat16", "float16", "float32")
 _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHORT_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+# Quantisations to 4 bits whose names do not say fp4; GPTQ and bitsandbytes have 8 bits, too, rarely
+_FOUR_BITS = re.compile("(int|nf|w)4|4_?bit|awq|gptq|bitsandbytes")
 _COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
 _WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "a precision not on record"}
 _WORDS_OF_QUANTIZED = {"fp4": "a 4-bit side", "fp8": "an fp8 side", "int8": "an int8 side"}
@@ -118,15 +120,22 @@ def family(about: Mapping[str, Any]) -> Family:
 
 def precision(about: Mapping[str, Any]) -> str:
     """The coarsest precision of weights, KV cache or quantisation on either side; empty if
-    unknown.
+    unknown, as with a quantisation of which nothing is known.
     """
     sides = _recorded_sides(about)
     recorded = " ".join(_short_name(side.get(key)) for side in sides for key in _DTYPE_KEYS)
+    if _FOUR_BITS.search(recorded):
+        return "fp4"
     # A name may hold more than the precision: `fp8_e4m3`, `nvfp4`.
     for coarsest in _COARSEST_FIRST:
-        if coarsest in recorded:
+        if coarsest in recorded and (coarsest not in _WORDS or not is_quantised(about)):
             return coarsest
     return ""
+
+
+def is_quantised(about: Mapping[str, Any]) -> bool:
+    """Whether the weights of either side have fewer bits than their dtype says."""
+    return any(side.get("quantization") for side in _recorded_sides(about))
 
 
 def _short_name(dtype: Any) -> str:

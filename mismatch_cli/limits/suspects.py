@@ -312,6 +312,14 @@ def _on_gpu(s: _Settings) -> bool:
     return s["rollout.engine"] == "vllm" and s["rollout.device"] not in (None, "cpu")
 
 
+def _adapters_differ(s: _Settings) -> bool:
+    """Whether each side has another adapter, by its numbers, although their weights should be
+    equal.
+    """
+    digests = {s["rollout.adapter_digest"], s["trainer.adapter_digest"]}
+    return len(digests) > 1 and None not in digests and s.pair != "total" and not s.was_trained
+
+
 def _dtypes(s: _Settings) -> tuple[Any, Any]:
     return s["rollout.dtype"], s["trainer.dtype"]
 
@@ -335,7 +343,8 @@ _RULES = (
           ("--top-p", "1", "--top-k", "0", "--min-p", "0"),
           value=lambda s: {name: s[f"config.sampling.{name}"] for name in ("top_p", "top_k",
                                                                            "min_p")}),
-    _Rule("rollout.adapter", lambda s: bool(s["rollout.adapter"]) and not s["trainer.adapter"],
+    _Rule("rollout.adapter", lambda s: bool(s["rollout.adapter"])
+          and (not s["trainer.adapter"] or _adapters_differ(s)),
           "the adapter on both sides",
           rescore=lambda s: ("--trainer-adapter", str(shorten_paths(s["rollout.adapter"])))),
     _Rule("trainer.adapter", lambda s: bool(s["trainer.adapter"]) and bool(s["rollout.engine"])

@@ -55,7 +55,7 @@ class ImportedParts:
 
     @property
     def folders(self) -> list[Path]:
-        return [self._folder / row["name"] for row in self.rows]
+        return [self._folder / row["name"] for row in self.rows if row["files"]]
 
     def end_of(self, name: str) -> int:
         """How far a file has been read."""
@@ -78,7 +78,9 @@ class ImportedParts:
         """Forget the parts that contain data of a rewritten file, with everything else in them."""
         dropped = [row for row in self.rows if name in row["files"]]
         for row in dropped:
-            self.rows.remove(row)
+            # Its name remains, never to be used again: by the names of their shards, steps that
+            # have changed are told from those already reported.
+            row["files"] = {}
         # Forgotten before it is removed: a kill between the two leaves a folder that nobody reads.
         self._save()
         for row in dropped:

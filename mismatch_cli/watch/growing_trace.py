@@ -17,9 +17,7 @@ from mismatch_cli.watch.training_run import CompleteStep, changed
 
 
 class StepsOfShards:
-    """The shards of some traces by the steps that they may contain; each shard's footer is read
-    once.
-    """
+    """The shards of some traces by the steps that they contain, each of them read once."""
 
     def __init__(self) -> None:
         # Shards are kept as FOLDER/SHARD, and folders by name: a path takes ten times the memory.
@@ -35,7 +33,7 @@ class StepsOfShards:
         return max(self._shards_of_step, default=None)
 
     def add(self, folder: Path) -> set[int]:
-        """Look at the new shards of a trace; return the steps that they may contain."""
+        """Look at the new shards of a trace; return the steps that they contain."""
         self._folders[folder.name] = folder
         return set[int]().union(*map(self._add_shard, shards_in(folder)))
 
@@ -71,7 +69,7 @@ class StepsOfShards:
                 yield CompleteStep(step, None, self._traces(step), shards)
 
     def _traces(self, step: int) -> list[Trace]:
-        """The traces that may contain a step, each with only the rows of the step."""
+        """The traces that contain a step, each with only the rows of the step."""
         among = defaultdict[Path, list[Path]](list)
         for name in self._shards_of_step[step]:
             folder, _, shard = name.rpartition("/")
@@ -80,18 +78,16 @@ class StepsOfShards:
 
 
 def _steps_in(shard: Path) -> set[int]:
-    """The steps that a shard may contain; exactly those if its statistics allow more steps than
-    it has rows.
-    """
+    """The steps that a shard contains."""
     steps: set[int] = set()
     footer = footer_of(shard)
-    for group, (ranges, rows) in enumerate(zip(footer.ranges, footer.rows, strict=True)):
+    for group, ranges in enumerate(footer.ranges):
         low, high = ranges.get("step", (0, -1))
-        if high - low < rows:
+        if high - low <= 1:
             steps.update(range(low, high + 1))
         else:
-            # A range of more steps than rows has gaps, or is a foreign file's mistake that would
-            # fill the memory: the column itself says which steps there are.
+            # Between the first and the last step there may be gaps, as in a run that records every
+            # tenth step: the column itself says which steps there are.
             table = read_group(open_shard(shard), group, ["step"], shard)
             steps.update(table.column("step").unique().to_pylist())
     return steps

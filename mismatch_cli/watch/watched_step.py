@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.limits.judge import pair_for
+from mismatch_cli.limits.judge import agreement_of, pair_for
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP, gap_record, update_record
@@ -97,7 +97,8 @@ class RecordedStep:
         gap: Mapping[str, Any] = self._record.get(PAIRS_OF_STEP.get(pair, ""), {})
         for name, metric in OF_STEP.items():
             if metric == limit.metric and gap.get(name) is not None:
-                return MeasuredMetric(gap[name], pair=pair)
+                agreement = agreement_of(metric)
+                return MeasuredMetric(gap[name], pair=pair, agreement=agreement)
         return MeasuredMetric(
             pair=pair or limit.pair,
             why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",

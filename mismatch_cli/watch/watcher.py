@@ -19,7 +19,7 @@ from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.gate import Check
 from mismatch_cli.studies.watch_state import Alarm
 from mismatch_cli.trace.training_folder import AS
-from mismatch_cli.watch.alarms import Event
+from mismatch_cli.watch.alarms import Event, limit_of
 from mismatch_cli.watch.dump import Dump, ImportedParts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
@@ -140,6 +140,12 @@ class Watcher:
     def alarms(self) -> list[Alarm]:
         """All alarms of the limits that are set now, also from earlier sessions."""
         return self.state.alarms.of(self._request.sets)
+
+    @property
+    def uncalled(self) -> list[Event]:
+        """Those of these alarms at whose beginning the user's command has not run."""
+        own = {limit_of(alarm.check) for alarm in self.alarms}
+        return [event for event in self.state.uncalled if limit_of(event.check) in own]
 
     @property
     def since_growth(self) -> float:

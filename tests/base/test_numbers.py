@@ -13,11 +13,17 @@ from mismatch_cli.base.numbers import (
     count,
     counted,
     estimate,
+    near,
     number,
+    plus_minus,
+    resolved,
+    setting_text,
     share,
+    sparkline,
     stretches,
     things,
     times,
+    two_digits,
 )
 
 
@@ -49,6 +55,8 @@ def test_number(value: float | None, text: str) -> None:
     [
         (0.00421, 0.00402, 0.0044, "0.00421", "[0.00402, 0.00440]"),
         (1.0004, 1.0002, 1.0006, "1.0004", "[1.0002, 1.0006]"),
+        (1.0, 0.9993, 1.0007, "1.0000", "[0.9993, 1.0007]"),
+        (1.0, 0.9988, 1.0012, "1.000", "[0.999, 1.001]"),
         (1.0, 1.0, 1.0, "1.00", "[1.00, 1.00]"),
         (0.001, -0.0004, 0.0024, "0.00100", "[−0.00040, 0.00240]"),
         (0.5, -1e-9, 1.0, "0.500", "[0.000, 1.000]"),
@@ -122,3 +130,59 @@ def test_one_thing_is_singular(words, one):
         and counted(1200, words) == f"1,200 {words}"
         and counted(0, words)[0] == "0"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.0152, 0.0105, 0.0199, "0.0152 ± 0.0047"),
+        (5.9, 0.0, 19.0, "5.9 [0, 19]"),
+        (5.0, 1.0, 13.0, "5.0 [1.0, 13]"),
+        (12.0, 0.0, 18.0, "12 [0, 18]"),
+        (6.5, 0.0, 10.0, "6.5 ± 5.0"),  # the longer side is 1.3 times half of the width
+        (4.2e-5, 4.0e-5, 4.4e-5, "4.2e−5 ± 2.0e−6"),
+        (3e-4, 2.5e-4, 3.5e-4, "0.00030 ± 5.0e−5"),
+        (0.5, 0.5, 0.5, "0.500"),
+        (0.5, 0.6, 0.4, "0.500"),
+        (0.5, None, 0.6, "0.500"),
+        (0.5, 0.4, None, "0.500"),
+        (0.5, -inf, 0.6, "0.500"),
+        (None, 0.4, 0.6, MISSING),
+    ],
+)
+def test_half_the_width_of_an_interval(value, low, high, text) -> None:
+    assert plus_minus(value, low, high) == text
+
+
+def test_a_value_near_its_ideal_has_the_digits_of_the_distance() -> None:
+    shown = [near(value, 1.0) for value in (1.00003, 0.9996, 1.05, 0.88, 1.11, 1.0, 1 + 1e-12)]
+    assert shown == ["1.000030", "0.99960", "1.050", "0.880", "1.11", "1.00", "1.000000000"]
+    assert (near(None, 1.0), near(nan, 1.0)) == (MISSING, MISSING)
+
+
+def test_a_range_of_factors_and_factors_to_calculate_with() -> None:
+    assert times(3.14, (2.44, 9.96)) == "2.4–10 ×"
+    assert times("below resolution", (900.0, 1000.0)) == "900–1,000 ×"
+    assert times(2000.0, (900.0, 1001.0)) == "> 1,000 ×"
+    assert times(1000.0) == "1,000 ×"
+    assert [resolved(x) for x in (None, 3.0, 1000.0, 1001.0, "below resolution")] == [
+        None, 3.0, 1000.0, inf, inf,
+    ]  # fmt: skip
+    assert [two_digits(x) for x in (9.96, 0.0949, 1234.0, None)] == [
+        "10",
+        "0.095",
+        "1,200",
+        MISSING,
+    ]
+
+
+def test_a_sparkline_has_a_block_for_each_value() -> None:
+    assert sparkline([0.0, 0.5, 1.0, 2.0, -1.0], 0.0, 1.0) == "▁▅██▁"
+    assert sparkline([2.0, None, nan, 3.0, inf], 1.0, 3.0) == "▅  █ "
+    assert (sparkline([1.0], 1.0, 1.0), sparkline([0.0], 0.0, 0.0)) == ("▅", "▁")
+
+
+def test_a_setting_is_a_word() -> None:
+    assert [setting_text(x) for x in (None, True, False, 0, "", 1.5)] == [
+        MISSING, "yes", "no", "0", "", "1.5",
+    ]  # fmt: skip

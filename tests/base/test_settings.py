@@ -25,6 +25,7 @@ from mismatch_cli.base.values import (
     confirmed,
     read,
     resumed,
+    toml,
     toml_line,
 )
 
@@ -105,6 +106,13 @@ def test_a_file_has_the_words_for_nothing_and_is_read_back_the_same() -> None:
     ]
     text = "\n".join(toml_line(settings[key], values[key]) for key in spelled)
     assert read(Own, tomllib.loads(text), "a.toml").build(Own) == config
+
+
+@pytest.mark.parametrize("text", ["Q: {problem}\nA:", 'a "b" \\ c', "\t\r\x00\x1b\x7f", "μ ⏎ 😀"])
+def test_a_text_is_one_line_of_a_file_and_read_back_the_same(text) -> None:
+    """A template has line breaks, with which the file of a run could not be read again."""
+    line = f"key = {toml([text, True, 0.5])}"
+    assert len(line.splitlines()) == 1 and tomllib.loads(line) == {"key": [text, True, 0.5]}
 
 
 def test_the_first_place_that_gives_a_value_wins_and_is_remembered() -> None:

@@ -220,6 +220,8 @@ def test_a_gap_is_explained_if_less_than_a_tenth_is_left(tokens, gap_T):
     measurement = measured(tokens, **legs(gap_T, less=0.05, more=0.2))
     assert is_explained(measurement, (AS_RECORDED, "less"))
     assert not is_explained(measurement, (AS_RECORDED, "more"))
+    without_numbers = measured(tokens, **legs(gap_T, broken=np.nan))
+    assert not is_explained(without_numbers, (AS_RECORDED, "broken"))
 
 
 def test_a_saved_search_is_read_back(tmp_path):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.options import replace_settings
 from mismatch_cli.base.places import bundled
+from mismatch_cli.bisect import runner
+from mismatch_cli.bisect.baseline_stage import _model_experiments
 from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined, engine_part
@@ -272,3 +277,71 @@ def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
         {},
         {},
     )
+
+
+def test_a_flag_has_the_value_that_the_engine_takes():
+    """1 equals True, but is typed as 1."""
+    changes = {
+        "tensor_parallel_size": 2,
+        "quantization": "fp8",
+        "chunked_prefill": True,
+        "enforce_eager": False,
+    }
+    flags = {toggle.setting: toggle.flags for toggle in turned(rollout=changes)}
+    for setting, argument in (
+        ("tensor_parallel_size", "tensor_parallel_size=1"),
+        ("quantization", "quantization=null"),
+        ("chunked_prefill", "enable_chunked_prefill=false"),
+        ("enforce_eager", "enforce_eager=true"),
+        ("max_num_seqs", "max_num_seqs=1"),
+    ):
+        assert flags[setting] == ("--engine-arg", argument)
+
+
+@pytest.mark.parametrize(("rollout_adapter", "own"), [("a", None), (None, "b"), ("a", "b")])
+def test_a_trainer_with_the_adapter_of_the_rollout(rollout_adapter, own, monkeypatch):
+    """It is loaded with that adapter, and with no other that a run folder may name."""
+    config = BisectConfig()
+    rollout = replace(RolloutSide.of(MANIFEST, config), adapter=rollout_adapter)
+    trainer = TrainerSide.of(MANIFEST, config, rollout)
+    trainer = replace(trainer, config=replace_settings(trainer.config, trainer_adapter=own))
+    loaded: list[str | None] = []
+    monkeypatch.setattr(runner, "load_trainer", lambda _, adapter, *__: loaded.append(adapter))
+    both = runner.Runner(SimpleNamespace(progress=None, ranks=None), rollout, trainer)
+    for change in ({}, {"trainer_adapter": rollout_adapter}, {"trainer_adapter": "elsewhere"}):
+        with both.loaded_trainer(change):
+            pass
+    assert loaded == [own, rollout_adapter, rollout_adapter]
+
+
+def test_every_difference_of_two_models_is_an_experiment():
+    """A tensor of unknown relation has no detail to give; a value with one differing part is named
+    by that part.
+    """
+    groups = (("up", ["up"]), ("layers.1", ["layers.1.q", "layers.1.k"]))
+    differing = (("up", "other", ""), ("layers.1.q", "scaled", "× 1.0100"))
+    weights = {
+        "groups": [{"name": name, "relation": "", "tensors": own} for name, own in groups],
+        "differing": [
+            {"tensor": tensor, "relation": relation, "detail": detail}
+            for tensor, relation, detail in differing
+        ],
+        "config": [
+            {"key": "rope", "inner": ["theta"], "rollout": {"theta": 1}, "trainer": {"theta": 2}},
+            {"key": "eps", "inner": [], "rollout": 1, "trainer": 2},
+        ],
+    }
+    config = BisectConfig()
+    rollout = RolloutSide.of(MANIFEST, config)
+    sides = SimpleNamespace(rollout=rollout, trainer=TrainerSide.of(MANIFEST, config, rollout))
+    run = SimpleNamespace(search=SimpleNamespace(weights=weights), runner=sides)
+    experiments = {each["setting"]: (each, change) for each, change in _model_experiments(run)}
+    assert list(experiments) == ["up", "layers.1", "rope.theta", "eps"]
+    same = "load the same weights on both sides: "
+    assert experiments["up"][0]["change"] == f"{same}up differs"
+    both, change = experiments["layers.1"]
+    assert both["change"] == f"{same}layers.1.q differs (scaled: × 1.0100), and 1 more"
+    assert change == {"tensors": {"layers.1": ["layers.1.q", "layers.1.k"]}}
+    rope, change = experiments["rope.theta"]
+    assert (rope["value"], rope["better"]) == ({"theta": 2}, {"theta": 1})
+    assert change == {"model_config": {"rope": {"theta": 1}}}

@@ -319,6 +319,16 @@ def test_dense_or_moe(about, expected):
         ),
         ({"rollout": {"dtype": "float16"}, "trainer": {"dtype": "float32"}}, "fp16"),
         ({"rollout": {"dtype": "bfloat16", "quantization": "mxfp4"}}, "fp4"),
+        ({"rollout": {"dtype": "bfloat16", "quantization": "awq_marlin"}}, "fp4"),
+        ({"rollout": {"dtype": "bfloat16", "quantization": "compressed-tensors"}}, ""),
+        (
+            {
+                "rollout": {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "quantization": "quark"},
+                "trainer": {"dtype": "bfloat16"},
+            },
+            "fp8",
+        ),
+        ({"rollout": {"dtype": "bfloat16", "quantization": None}}, "bf16"),
         ({"trainer": {"dtype": "float32"}}, "fp32"),
         ({"rollout": {"dtype": None}}, ""),
         ({}, ""),

@@ -55,7 +55,15 @@ def test_eight_bits_and_experts_make_more_and_four_bits_are_not_known():
     experts = expected_gap(about(num_experts=8), scale(0.01, 0.01))
     assert cache.high == pytest.approx(3.8 * plain) and cache.who == "an fp8 side"
     assert experts.high == pytest.approx(2 * plain)
-    assert not expected_gap(about(quantization="nvfp4"), scale(0.01, 0.01)).of_this_trace
+    for quantization, who in (
+        ("nvfp4", "a 4-bit side"),
+        ("awq", "a 4-bit side"),
+        ("gptq_marlin", "a 4-bit side"),
+        ("bitsandbytes", "a 4-bit side"),
+        ("compressed-tensors", "a precision not on record"),
+    ):
+        expectation = expected_gap(about(quantization=quantization), scale(0.01, 0.01))
+        assert (expectation.of_this_trace, expectation.who) == (False, who)
 
 
 def test_the_bases_come_in_their_order():
@@ -80,6 +88,14 @@ def test_the_bases_come_in_their_order():
     half = expected_gap(about("float16", "float16"), scale(), logit_step=0.5)
     assert half.rounding == pytest.approx(np.hypot(0.05, 0.05) / 8)
     assert not expected_gap(about("float32", "float32"), scale(), logit_step=0.5).of_this_trace
+
+
+def test_lines_between_two_float32_sides_are_not_of_their_precision():
+    """One of them is not what the manifest says, and the range is not 0 to 0 nats."""
+    line = LatticeLine(0.25, 0.1, 2.0, 9.0)
+    expectation = expected_gap(about("float32", "float32"), scale(), lines=[line])
+    assert (expectation.of_this_trace, expectation.high) == (False, 8e-4)
+    assert expected_gap(about("float32"), scale(), lines=[line]).of_this_trace
 
 
 def test_noise_beyond_any_precision_is_not_a_scale():

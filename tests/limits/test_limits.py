@@ -72,6 +72,7 @@ def test_every_field_of_a_file_is_read(tmp_path):
         ("[limits.tv_binary]\nmax = 1", "Did you mean tv_binary_sd"),
         ("[limits.k3]\nmaximum = 1", "limits.k3: Unknown key 'maximum'"),
         ("[limits.k3]\nwhy = 'x'", "limits.k3 sets no bound"),
+        ("[limits]\nk3 = []", "limits.k3 sets no bound"),
         ("[limits.k3]\nmax = '1'", "limits.k3.max is '1', but must be a number"),
         ("[limits.k3]\nmax = true", "limits.k3.max is True, but must be a number"),
         ("[limits.k3]\nmax = nan", "limits.k3.max is nan"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ from mismatch_cli.limits.judge import (
     Range,
     judge,
 )
-from mismatch_cli.limits.limit_sets import load_limits
+from mismatch_cli.limits.limit_sets import load_limits, parse_limits
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS
@@ -180,3 +181,74 @@ def test_what_float32_rounds_away_is_relative_to_the_distance_from_agreement():
         for times, word in ((0.5e-6, HOLDS), (2e-6, EXCEEDED)):
             value = bound + direction * times * distance
             assert judge(Number(value, agreement=agreement), allowed).word == word
+
+
+def test_what_is_infinite_crosses_the_bound_that_it_is_beyond():
+    """It is equally far from both, of which a limit often has but one."""
+    for value, allowed, reason in (
+        (inf, Range(high=0.015), "inf is above 0.015"),
+        (-inf, Range(low=0.5), "-inf is below 0.5"),
+        (inf, Range(-0.1, 0.1), "inf is above 0.1"),
+        (-inf, Range(-0.1, 0.1), "-inf is below -0.1"),
+        (0.5, Range(0.1, 0.2), "0.5 is above 0.2"),
+    ):
+        standing = judge(Number(value), allowed)
+        assert (standing.word, standing.reason) == (EXCEEDED, reason)
+    assert Range(0.1, 0.2).nearest_bound(0.12) == 0.1 and Range(0.1, 0.2).nearest_bound(0.18) == 0.2
+
+
+def test_a_value_and_its_bound_are_told_apart():
+    for number, allowed, reason in (
+        (Number(0.9989995, agreement=1.0), Range(low=0.999), "0.9989995 is below 0.999"),
+        (Number(0.0123456789), Range(high=0.01), "0.0123457 is above 0.01"),
+        (
+            Number(0.01, 0.005, 0.02),
+            Range(high=0.01),
+            "0.01 is the bound, undecided: 0.005 to 0.02",
+        ),
+    ):
+        assert judge(number, allowed).reason == reason
+
+
+def test_a_recorded_ratio_is_as_far_from_agreement_as_one_of_a_trace():
+    """A line of metrics.jsonl has the tolerance of a trace: a millionth of the distance from 1."""
+    sets = [parse_limits({"limits": {"ratio_p01": {"min": 0.999}}}, "mine")]
+    for value, word in ((0.999 - 5e-10, HOLDS), (0.999 - 5e-9, EXCEEDED)):
+        record = {"step": 1, "mismatch": {"ratio_p01": value}}
+        (check,) = StepChecks(sets).of_record(record, None)
+        assert check.status == word
+    (check,) = StepChecks(sets).of_record({"step": 1, "current": {"ratio_p50": 1.0}}, None)
+    assert check.status == UNJUDGED and "metrics.jsonl does not have it" in check.reason
+
+
+def test_a_bound_of_0_has_no_tolerance_and_allows_0():
+    """As for `diagnosis:faults`, of which there may be none."""
+    none, positive = Range(high=0.0), Range(low=0.0)
+    for number, allowed, word in (
+        (Number(0.0), none, HOLDS),
+        (Number(0.0), positive, HOLDS),
+        (Number(1.0), none, EXCEEDED),
+        (Number(-1e-9), positive, EXCEEDED),
+        (Number(0.1, 0.0, 0.2), none, UNDECIDED),
+        (Number(-0.1, -0.2, 0.0), positive, UNDECIDED),
+    ):
+        assert judge(number, allowed).word == word
+
+
+def test_few_prompts_leave_the_distance_from_agreement_uncertain_by_a_factor():
+    """By 3.5 either way: a ratio of 1.07 is between 1.02 and 1.245, never on the other side of 1."""
+    for value, agreement, low, high in (
+        (1.07, 1.0, 1.02, 1.245),
+        (0.93, 1.0, 0.755, 0.98),
+        (0.07, 0.0, 0.02, 0.245),
+        (-0.07, 0.0, -0.245, -0.02),
+    ):
+        may_be = Number(value, few_prompts=True, agreement=agreement).range
+        assert (may_be.low, may_be.high) == (pytest.approx(low), pytest.approx(high))
+    # Half an interval is none
+    for number in (Number(1.0, 0.5, None), Number(1.0, None, 2.0), Number(1.0)):
+        assert not number.has_interval and number.range == Range(1.0, 1.0)
+        assert judge(number, Range(high=1.5)).power is None
+    whole = Number(1.0, 0.5, 2.0, few_prompts=True)
+    assert whole.has_interval and whole.range == Range(0.5, 2.0)
+    assert judge(whole, Range(high=1.5)).power == 1.0

@@ -73,6 +73,18 @@ def test_a_setting_known_to_cause_gaps_is_a_suspect(rollout, trainer, setting):
     assert setting not in found()
 
 
+def test_two_adapters_are_a_suspect_where_they_should_be_one():
+    """By their numbers: a copy of an adapter is the same one, and in training they differ."""
+    sides = [{"adapter": name, "adapter_digest": digest} for name, digest in ("a1", "b2")]
+    assert found(*sides) == ["rollout.adapter"]
+    assert "rollout.adapter" not in found(*sides, pair="total")
+    assert "rollout.adapter" not in found(*sides, about={"training": {}})
+    assert found(sides[0], sides[1] | {"adapter_digest": "1"}) == []
+    assert found(sides[0], {"adapter": "b"}) == found({"adapter": "a"}, sides[1]) == []
+    # One side alone, whose digest the other cannot have
+    assert found(sides[0]) == ["rollout.adapter"] and found({}, sides[1]) == ["trainer.adapter"]
+
+
 def test_requested_engine_settings_count():
     requested = {
         "config": {

@@ -27,7 +27,7 @@ from rich.cells import cell_len
 from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.limit_sets import load_limits
+from mismatch_cli.limits.limit_sets import load_limits, parse_limits
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
@@ -319,6 +319,25 @@ def test_a_watch_that_has_seen_its_last_step_ends_at_once(watch: Watch, trace: s
         assert (code, [line["step"] for line in lines]) == (0, expected)
 
 
+def test_the_command_is_for_alarms_of_the_limits_that_are_set_now(tmp_path: Path) -> None:
+    """An earlier session had others, whose alarms this one neither shows nor counts."""
+    (tmp_path / "run").mkdir()
+    lines = [{"step": step, "mismatch": {"k3": k3}} for step, k3 in enumerate((0.02, 0.3), 1)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "run" / "metrics.jsonl").write_text(text, encoding="utf-8")
+    strict, lax = (
+        [parse_limits({"limits": {"k3": {"max": most}}}, "mine")] for most in (0.01, 0.1)
+    )
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen", sets=strict)
+    assert steps(watcher.look()) == [1, 2]
+    assert [event.step for event in watcher.uncalled] == [1]
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen", sets=lax)
+    assert watcher.uncalled == [] and steps(watcher.look()) == [1, 2]
+    assert [event.step for event in watcher.uncalled] == [2]
+    watcher.state.record_call(watcher.uncalled[0])
+    assert watcher.uncalled == [] and [event.step for event in watcher.state.uncalled] == [1]
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_or_hangs_stops_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -353,6 +372,20 @@ def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path:
         assert of_mixed[step]["responses"] == record["responses"] == 32
 
 
+def test_a_step_between_those_of_a_shard_is_not_reported(trace: str, tmp_path: Path) -> None:
+    """A run may record every tenth step, and several of them in one shard."""
+    (tmp_path / "trace").mkdir()
+    shutil.copy(Path(trace) / "manifest.json", tmp_path / "trace")
+    whole = pq.read_table(next(Path(trace).glob("shard-*")))
+    at, (first, last) = whole.schema.get_field_index("step"), (10, 30)
+    step_S = [first] * 3 + [last] * (len(whole) - 3)
+    table = whole.set_column(at, whole.field(at), pa.array(step_S, whole.field(at).type))
+    write_shard(tmp_path / "trace" / "shard-00000.parquet", table)
+    watcher = watcher_of(tmp_path / "trace", tmp_path / "seen")
+    reports = [(each.step, each.record["responses"]) for each in watcher.look(final=True)]
+    assert reports == [(10, 3), (30, len(whole) - 3)]
+
+
 def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
     """NeMo-RL writes a step line by line: an incomplete line, or a file that still changes, is
     not read.
@@ -381,6 +414,23 @@ def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
     assert messages.again and messages.record["responses"] == 7
     parts = json.loads((tmp_path / "seen" / "watch.json").read_text())["parts"]
     assert [part["files"][path.name][0] for part in parts] == [0, len(content)]
+
+
+def test_a_file_that_was_written_anew_is_reported_again(tmp_path: Path) -> None:
+    """As after a restart of its run: the part that takes the place of the old one has another name,
+    since steps already reported are recognised by the names of their shards.
+    """
+    run_folder, rows = tmp_path / "run", [row | {"step": 3} for row in real_rows(6)]
+    nemo_rl(run_folder / "train_data_step3.jsonl", rows)
+    watcher = watcher_of(run_folder, tmp_path / "seen")
+    assert steps(watcher.look()) + steps(watcher.look()) == [3]
+    nemo_rl(run_folder / "train_data_step3.jsonl", rows[:4])
+    assert steps(watcher.look()) == []
+    watcher = watcher_of(run_folder, tmp_path / "seen")  # killed and restarted
+    (again,) = [one for _ in range(2) for one in watcher.look()]
+    assert again.step == 3 and again.again and again.record["responses"] == 4
+    assert [record["responses"] for _, record in watcher.state.lines()] == [4]
+    assert [folder.name for folder in (tmp_path / "seen" / "traces").iterdir()] == ["part-00001"]
 
 
 def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:

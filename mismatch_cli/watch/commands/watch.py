@@ -263,7 +263,7 @@ class _WatchSession:
             return None
         calls = AlarmCommand(command, self._run, self._folder, self._progress.say)
         # An earlier session may have been killed between an alarm and its call.
-        for alarm in watcher.state.uncalled:
+        for alarm in watcher.uncalled:
             calls.add(alarm)
         return calls
 
