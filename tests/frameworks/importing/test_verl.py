@@ -21,7 +21,7 @@ import torch
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.frameworks.verl import pickles as _pickles
-from tests.frameworks.importing.layouts import assert_holds, imported
+from tests.frameworks.importing.layouts import assert_holds, imported, write_records
 from tests.frameworks.importing.test_torch_files import Harmful
 from tests.frameworks.recording.real_verl import samples
 
@@ -222,3 +222,30 @@ def test_invalid_values(tmp_path, capsys):
     torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
     _, about = imported(tmp_path / "b.pt", into=tmp_path / "trace")
     assert any("NaN: not measured" in reason for reason in about["noted"])
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A response of three tokens, the second from a tool, after a prompt of two, both padded."""
+    columns = {
+        "prompts": [0, 0, 5, 6],
+        "responses": [7, 8, 9, 0],
+        "attention_mask": [0, 0, 1, 1, 1, 1, 1, 0],
+        "response_mask": [1, 0, 1, 0],
+        "rollout_log_probs": [-0.1, -0.2, -0.3, 0.0],
+        "old_log_probs": [-0.15, -0.2, -0.35, -5.0],
+        "advantages": [0.5, 0.5, 0.5, 0.5],
+        "token_level_scores": [0.25, 0.0, 0.5, 0.0],
+        "uid": "a",
+    }
+    return columns | changes
+
+
+@pytest.mark.parametrize("name", ["batch.jsonl", "batch.parquet"])
+def test_columns_that_cannot_be_read_are_refused_in_one_sentence(name, tmp_path, capsys):
+    """Without prompts, and with a number where verl has one per token; as verl's, by request."""
+    for change in ({"prompts": None}, {"token_level_scores": 1.0}):
+        record = {its: value for its, value in row(**change).items() if value is not None}
+        path = write_records(tmp_path / name, [record])
+        assert run(["import", str(path), "--format", "verl", "--output", str(tmp_path / "o")]) == 1
+        shown = capsys.readouterr().err
+        assert name in shown and "Traceback" not in shown and "bug" not in shown, shown
