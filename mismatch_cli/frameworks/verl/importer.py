@@ -54,6 +54,7 @@ _NUMBERS = {
     "entropy_trainer": ("entropys", "entropy"),
 }
 _REWARDS = ("token_level_scores", "rm_scores", "token_level_rewards")  # one per token, summed
+_STEPS = ("step", "global_steps")  # beside the columns of rows; a saved batch has it in meta_info
 _FLAGS = ("attention_mask", "response_mask", "loss_mask")
 _NAMES = (
     "prompts",
@@ -84,7 +85,7 @@ def _tables(
 ) -> Iterator[tuple[pa.Table, int | None]]:
     """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
-        for table in parquet_tables(source, _NAMES, "responses", advance):
+        for table in parquet_tables(source, (*_NAMES, *_STEPS), "responses", advance):
             with torch_file.laid_out(source.path, TITLE):
                 typed = _typed(_lists.columns_of(table))
             yield typed, None
@@ -115,7 +116,7 @@ def _step(content: Mapping[str, Any]) -> int | None:
 
 
 def _schema(record: Mapping[str, Any]) -> pa.Schema:
-    kinds = {name: _kind(name) for name in _NAMES}
+    kinds = {name: _kind(name) for name in (*_NAMES, *_STEPS)}
     if not isinstance(record.get("uid"), str):
         kinds["uid"] = pa.int64()
     return pa.schema(kinds)
@@ -125,6 +126,8 @@ def _kind(name: str) -> pa.DataType:
     """The type of one of verl's columns; that of `uid` may also be an integer."""
     if name == "uid":
         return pa.string()
+    if name in _STEPS:
+        return pa.int32()
     if name in _FLAGS:
         return pa.list_(pa.bool_())
     if name in ("prompts", "responses"):
@@ -186,8 +189,11 @@ def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) 
         ours["reward"] = _sums(rewards)
     if "uid" in columns:
         ours["prompt_id"] = columns["uid"]
+    steps = _first_value(columns, _STEPS)
     if step is not None:
-        ours["step"] = pa.array(np.full(len(prompts), step, np.int32))
+        steps = pa.array(np.full(len(prompts), step, np.int32))
+    if steps is not None:
+        ours["step"] = steps
     return pa.table(_without_copies(ours, tally))
 
 
@@ -238,7 +244,13 @@ def _without_copies(columns: dict[str, pa.Array], tally: Tally) -> dict[str, pa.
     if pi is None or mu is None:
         return columns
     both = pc.and_(pi.is_valid(), mu.is_valid())
-    if pi.filter(both).equals(mu.filter(both)):
+    if _are_equal(pi.filter(both), mu.filter(both)):
         tally.note(BYPASSED, both.true_count)
         del columns["logp_trainer"]
     return columns
+
+
+def _are_equal(lists: pa.Array, others: pa.Array) -> bool:
+    """Whether two columns of numbers are the same, also where both are NaN."""
+    has_lengths = np.array_equal(_lists.lengths_of(lists), _lists.lengths_of(others))
+    return has_lengths and np.array_equal(_lists.flat(lists), _lists.flat(others), equal_nan=True)

@@ -21,7 +21,8 @@ import torch
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.frameworks.verl import pickles as _pickles
-from tests.frameworks.importing.layouts import assert_holds, imported, write_records
+from mismatch_cli.frameworks.verl.importer import BYPASSED
+from tests.frameworks.importing.layouts import assert_holds, imported, same_bits, write_records
 from tests.frameworks.importing.test_torch_files import Harmful
 from tests.frameworks.recording.real_verl import samples
 
@@ -249,3 +250,32 @@ def test_columns_that_cannot_be_read_are_refused_in_one_sentence(name, tmp_path,
         assert run(["import", str(path), "--format", "verl", "--output", str(tmp_path / "o")]) == 1
         shown = capsys.readouterr().err
         assert name in shown and "Traceback" not in shown and "bug" not in shown, shown
+
+
+def test_a_copy_with_a_missing_value_is_one_too(tmp_path):
+    """In bypass mode a NaN of the rollout is copied with the rest; a single difference is a gap."""
+    nan = [-0.1, float("nan"), -0.3, 0.0]
+    changes = {"rollout_log_probs": nan, "old_log_probs": nan}
+    records = [row(**changes), row()]
+    records[1]["old_log_probs"] = records[1]["rollout_log_probs"]
+    table, about = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "copies")
+    assert "logp_trainer" not in table.column_names
+    assert about["noted"][BYPASSED] == 2
+    records[1]["old_log_probs"] = [-0.1, -0.2, -0.25, 0.0]
+    table, about = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "gap")
+    assert table.column("logp_trainer").null_count == 0 and BYPASSED not in about["noted"]
+
+
+@pytest.mark.parametrize("name", ["batch.jsonl", "batch.parquet"])
+def test_every_column_of_a_row(name, tmp_path):
+    """The rewards of tokens add up, and a row may say its step, under either of verl's names."""
+    records = [row(step=4, global_steps=None), row(step=None, global_steps=9, uid="b")]
+    table, _ = imported(write_records(tmp_path / name, records), into=tmp_path / "trace")
+    assert table.column("prompt_ids").to_pylist() == [[5, 6]] * 2
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9]] * 2
+    assert table.column("loss_mask").to_pylist() == [[True, False, True]] * 2
+    assert same_bits(table, "logp_rollout", [[-0.1, -0.2, -0.3]] * 2)
+    assert same_bits(table, "logp_trainer", [[-0.15, -0.2, -0.35]] * 2)
+    assert table.column("reward").to_pylist() == [0.75] * 2
+    assert table.column("step").to_pylist() == [4, 9]
+    assert len(set(table.column("prompt_id").to_pylist())) == 2
