@@ -279,3 +279,22 @@ def test_every_column_of_a_row(name, tmp_path):
     assert table.column("reward").to_pylist() == [0.75] * 2
     assert table.column("step").to_pylist() == [4, 9]
     assert len(set(table.column("prompt_id").to_pylist())) == 2
+
+
+def test_a_nested_tensor_with_values_between_its_rows():
+    """As after slicing one: rows begin at their offsets and end after their lengths, if any."""
+    leaves = {"<NJT_VALUES>x": [9, 1, 2, 9, 3, 9], "<NJT_OFFSETS>x": [1, 4, 5], "y": [7]}
+    for lengths, rows in (([2, 1], [[1, 2], [3]]), (None, [[1, 2, 9], [3]])):
+        if lengths:
+            leaves = {"<NJT_LENGTHS>x": lengths, **leaves}
+        else:
+            del leaves["<NJT_LENGTHS>x"]
+        storage, metadata = b"", {}
+        for name, values in leaves.items():
+            begin = len(storage)
+            storage += np.array(values, np.int64).tobytes()
+            metadata[name] = ("torch.int64", (len(values),), begin, len(storage), 0)
+        data = torch.frombuffer(bytearray(storage), dtype=torch.uint8)
+        tensors = _pickles._consolidated({"leaves": metadata}, data)
+        assert [row.tolist() for row in tensors["x"]] == rows
+        assert tensors.keys() == {"x", "y"} and tensors["y"].tolist() == [7]
