@@ -362,3 +362,20 @@ def test_openrlhf(monkeypatch, tmp_path):
     assert rows[1]["advantage"] == near([-1.2, -1.2])
     assert [row["reward"] for row in rows[:2]] == [1, 0]
     assert [row["finish_reason"] for row in rows[:2]] == ["stop", "length"]
+
+
+def test_openrlhf_with_an_empty_response(monkeypatch):
+    """Its prompt is all it has: no token of it becomes a response."""
+    experience = SimpleNamespace(
+        sequences=torch.tensor([[7, 8, 9, 0], [7, 11, 12, 13]]),
+        attention_mask=torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
+        action_mask=torch.tensor([[0, 0, 0], [1, 1, 1]]),
+        rollout_log_probs=torch.zeros(2, 3),
+        action_log_probs=torch.zeros(2, 3),
+        advantages=torch.zeros(2, 3),
+        rewards=torch.tensor([1.0, 0.0]),
+        truncated=torch.tensor([False, True]),
+    )
+    matrices = adapter(monkeypatch, "openrlhf").columns(experience)
+    assert matrices["prompt_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert matrices["response_mask"].tolist() == [[0, 0, 0], [1, 1, 1]]
