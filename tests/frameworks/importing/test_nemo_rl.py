@@ -178,7 +178,7 @@ def test_certain_responses_are_not_a_skipped_pass(tmp_path):
     """
     rows = real_rows(3)
     records = nemo_records(rows)
-    for record, sure in zip(records[1:], (-0.25, -1.25), strict=True):
+    for record, sure in zip(records[1:], (-1.0, -1.25), strict=True):
         (logp,) = record["generation_logprobs"]
         record["generation_logprobs"] = [[sure if value else 0.0 for value in logp]]
         record["prev_logprobs"] = [[0.0] * len(logp)]
@@ -206,3 +206,20 @@ def column_of(table: Any, name: str) -> list[Any]:
 def test_the_step_is_in_the_name(tmp_path, name, step):
     table, _ = imported(nemo_rl(tmp_path / name, real_rows(1)), into=tmp_path / "trace")
     assert column_of(table, "step") == [step]
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([0, 2**24 + 1], [0, 2**24 + 1]),
+        ([7, 2**31 - 1], [7, 2**31 - 1]),
+        ([7, 2**31], [0, 1]),
+        ([-1, 7], [0, 1]),
+    ],
+)
+def test_samples_keep_their_numbers_if_all_are_in_range(tmp_path, indices, expected):
+    records = nemo_records(real_rows(2))
+    for record, index in zip(records, indices, strict=True):
+        record["idx"] = index
+    table, _ = imported(write_lines(tmp_path / NAME, records), into=tmp_path / "trace")
+    assert column_of(table, "sample_index") == expected

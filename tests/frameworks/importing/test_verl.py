@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from mismatch_cli.frameworks.verl import pickles as _pickles
 from mismatch_cli.frameworks.verl.importer import BYPASSED
 from tests.frameworks.importing.layouts import assert_holds, imported, same_bits, write_records
@@ -298,3 +299,53 @@ def test_a_nested_tensor_with_values_between_its_rows():
         tensors = _pickles._consolidated({"leaves": metadata}, data)
         assert [row.tolist() for row in tensors["x"]] == rows
         assert tensors.keys() == {"x", "y"} and tensors["y"].tolist() == [7]
+
+
+def test_masks_decide_what_is_padding_and_what_is_trained(tmp_path):
+    """A tool token at the end is one; without masks nothing is padding; a mask of prompt and
+    response that ends within the prompt belongs to another row.
+    """
+    plain_row = {"attention_mask": None, "response_mask": None, "prompts": [5, 6]}
+    records = [
+        row(response_mask=[1, 1, 0, 0]),
+        row(**plain_row, uid="b"),
+        row(attention_mask=[1, 1, 1]),
+    ]
+    path = write_records(tmp_path / "b.jsonl", records)
+    table, about = imported(path, into=tmp_path / "some")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9], [7, 8, 9, 0]]
+    assert table.column("prompt_ids").to_pylist() == [[5, 6]] * 2
+    assert table.column("loss_mask").to_pylist() == [[True, True, False], [True] * 4]
+    assert about["left_out"] == {WRONG_LENGTH.format(name="response_mask"): 1}
+
+
+@pytest.mark.parametrize("has_trainer", [True, False])
+def test_what_a_batch_may_lack(tmp_path, has_trainer):
+    """No masks, no log π, one response; prompts are numbered beyond 32 bits."""
+    one = {"attention_mask": None, "response_mask": None, "uid": 2**40, "prompts": [5, 6]}
+    records = [row(**one, token_level_scores=[0.1, 0.0, 0.0, 1000.5])]
+    if not has_trainer:
+        del records[0]["old_log_probs"]
+    table, _ = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9, 0]]
+    assert table.column("loss_mask").to_pylist() == [[True] * 4]
+    assert ("logp_trainer" in table.column_names) is has_trainer
+    assert table.column("prompt_id").to_pylist() == [2**40]
+    assert table.column("reward").to_pylist() == [float(np.float32(1000.6))]
+
+
+def test_a_saved_batch_of_one_response(tmp_path):
+    """As a list with one tensor per column, and prompts numbered by a tensor."""
+    columns = {name: values for name, values in row().items() if name != "uid"}
+    content: dict[str, Any] = {name: [torch.tensor(values)] for name, values in columns.items()}
+    torch.save(content | {"uid": torch.tensor([77])}, tmp_path / "b.pt")
+    table, _ = imported(tmp_path / "b.pt", into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9]]
+    assert table.column("prompt_id").to_pylist() == [77]
+    assert same_bits(table, "logp_trainer", [[-0.15, -0.2, -0.35]])
+
+
+def test_a_pickle_of_verl_names_both_its_module_and_its_class(tmp_path):
+    for content, expected in ((HEAD, True), (b"verl.other", False), (b"a DataProto", False)):
+        (tmp_path / "b.dp").write_bytes(content)
+        assert _pickles.is_saved(tmp_path / "b.dp") is expected
