@@ -21,6 +21,7 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NO_IDS, NOTE, split_sequences
 from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables, peek
+from mismatch_cli.trace import foreign_values
 
 TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"
@@ -60,7 +61,7 @@ def blocks(
                 f"{source.path} has no input_lengths, which NeMo-RL's grpo.py writes: without it "
                 "padding cannot be told from tokens. Name another --format."
             )
-        steps = re.findall(r"step(\d+)", source.path.name)
+        steps = re.findall(r"step(\d{1,9})(?!\d)", source.path.name)  # an int32 holds any
         step = int(steps[-1]) if steps else 0
         for table in jsonl_tables(source, _schema, tally, advance):
             yield _block(table, step, tally, source.name), source.name
@@ -139,7 +140,7 @@ def _finished(responses: dict[str, pa.Array], rows: dict[str, pa.Array], step: i
     has_weight_S = np.nan_to_num(_numbers(rows["sample_loss_mask"]), nan=1.0) != 0
     mask_T = _lists.flat(responses["loss_mask"]) & np.repeat(has_weight_S, lengths_S)
     responses["loss_mask"] = _lists.from_flat(mask_T, lengths_S)
-    responses |= _without_placeholders(responses["logp_trainer"], lengths_S)
+    responses |= _without_placeholders(responses)
     reward = rows["filtered_rewards"]
     if reward.null_count == count:
         reward = rows["rewards"]
@@ -152,12 +153,24 @@ def _finished(responses: dict[str, pa.Array], rows: dict[str, pa.Array], step: i
     return pa.table(responses)
 
 
-def _without_placeholders(column: pa.Array, lengths_S: np.ndarray) -> dict[str, pa.Array]:
-    """Null where log π = 0 in the whole response: it was not computed."""
-    null_S = _lists.is_null(column)
-    computed_S = np.zeros(len(lengths_S), dtype=bool)
-    recorded_S = np.where(null_S, 0, lengths_S)  # how many values a row has
-    computed_S[_lists.rows_of(recorded_S)[_lists.flat(column) != 0]] = True
-    zero_S = ~null_S & ~computed_S
+def _without_placeholders(responses: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    """Null where log π = 0 in the whole response: it was not computed.
+
+    Tokens that are certain have such values too. They stay if the pass has computed other responses
+    and the rollout agrees.
+    """
+    column = responses["logp_trainer"]
+    computed_S = _has_any(column, _lists.flat(column) != 0)
+    zero_S = ~_lists.is_null(column) & ~computed_S
+    if computed_S.any():
+        rollout = responses["logp_rollout"]
+        zero_S &= _has_any(rollout, _lists.flat(rollout) < foreign_values.UNCERTAIN)
     computed = pc.if_else(pa.array(zero_S), pa.scalar(None, column.type), column)
     return {"logp_trainer": computed, NOTE + SKIPPED: pa.array(zero_S.astype(np.int64))}
+
+
+def _has_any(lists: pa.Array, flags_T: np.ndarray) -> np.ndarray:
+    """Which rows have a value that is flagged."""
+    any_S = np.zeros(len(lists), dtype=bool)
+    any_S[_lists.rows_of(_lists.lengths_of(lists))[flags_T]] = True
+    return any_S

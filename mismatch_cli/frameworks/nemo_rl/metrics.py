@@ -71,7 +71,9 @@ def _is_masked(gaps: TokenGaps) -> np.ndarray:
 def _masked_is_correct(gaps: TokenGaps) -> np.ndarray:
     assert gaps.batch.reward_S is not None  # the line needs it
     reward_S = gaps.batch.reward_S[gaps.first : gaps.last][gaps.responses.length_S > 0]
-    return reward_S[_is_masked(gaps)] == 1
+    masked_M = reward_S[_is_masked(gaps)]
+    is_correct_M: np.ndarray = masked_M[~np.isnan(masked_M)] == 1  # a trace may lack rewards
+    return is_correct_M
 
 
 def _mean_is_outside(d_S: np.ndarray) -> np.ndarray:

@@ -61,7 +61,10 @@ def columns(experience: Any) -> dict[str, Any]:
     action_ST = copy_to_host(experience.action_mask)
     # Action t is the choice of token t + 1, so the place of the first action is the prompt's last
     # token, and a response without its first place is as wide as the action columns.
-    first_S1 = (action_ST > 0).argmax(1)[:, None]
+    # Without an action there is no response: everything is prompt.
+    is_action_ST = action_ST > 0
+    first_S = np.where(is_action_ST.any(1), is_action_ST.argmax(1), ids_ST.shape[1])
+    first_S1 = first_S[:, None]
     place_T = np.arange(ids_ST.shape[1])
     truncated_S = copy_to_host(experience.truncated)
     return {

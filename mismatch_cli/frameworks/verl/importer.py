@@ -54,6 +54,7 @@ _NUMBERS = {
     "entropy_trainer": ("entropys", "entropy"),
 }
 _REWARDS = ("token_level_scores", "rm_scores", "token_level_rewards")  # one per token, summed
+_STEPS = ("step", "global_steps")  # beside the columns of rows; a saved batch has it in meta_info
 _FLAGS = ("attention_mask", "response_mask", "loss_mask")
 _NAMES = (
     "prompts",
@@ -74,7 +75,8 @@ def blocks(
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table, step in _tables(source, tally, advance):
-            columns = _in_our_names(_lists.columns_of(table), step, tally)
+            with torch_file.laid_out(source.path, TITLE):
+                columns = _in_our_names(_lists.columns_of(table), step, tally)
             yield from plain.responses(columns, source, tally)
 
 
@@ -83,8 +85,10 @@ def _tables(
 ) -> Iterator[tuple[pa.Table, int | None]]:
     """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
-        for table in parquet_tables(source, _NAMES, "responses", advance):
-            yield _typed(_lists.columns_of(table)), None
+        for table in parquet_tables(source, (*_NAMES, *_STEPS), "responses", advance):
+            with torch_file.laid_out(source.path, TITLE):
+                typed = _typed(_lists.columns_of(table))
+            yield typed, None
     elif source.kind == "jsonl":
         for table in jsonl_tables(source, _schema, tally, advance):
             yield table, None
@@ -112,7 +116,7 @@ def _step(content: Mapping[str, Any]) -> int | None:
 
 
 def _schema(record: Mapping[str, Any]) -> pa.Schema:
-    kinds = {name: _kind(name) for name in _NAMES}
+    kinds = {name: _kind(name) for name in (*_NAMES, *_STEPS)}
     if not isinstance(record.get("uid"), str):
         kinds["uid"] = pa.int64()
     return pa.schema(kinds)
@@ -122,6 +126,8 @@ def _kind(name: str) -> pa.DataType:
     """The type of one of verl's columns; that of `uid` may also be an integer."""
     if name == "uid":
         return pa.string()
+    if name in _STEPS:
+        return pa.int32()
     if name in _FLAGS:
         return pa.list_(pa.bool_())
     if name in ("prompts", "responses"):
@@ -169,21 +175,25 @@ def _as_numpy(tensor: Any) -> np.ndarray:
 
 
 def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) -> pa.Table:
-    ours = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
+    prompts = columns["prompts"]
+    ours = {"prompt_ids": prompts, "response_ids": columns["responses"]}
     # JSONL readers make a column of nulls of what a file does not have
     columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
     for name, theirs in _NUMBERS.items():
         numbers = _first_value(columns, theirs)
         if numbers is not None:
             ours[name] = numbers
-    ours |= _masks(columns)
+    ours |= _masks(columns, prompts)
     rewards = _first_value(columns, _REWARDS)
     if rewards is not None:
         ours["reward"] = _sums(rewards)
     if "uid" in columns:
         ours["prompt_id"] = columns["uid"]
+    steps = _first_value(columns, _STEPS)
     if step is not None:
-        ours["step"] = pa.array(np.full(len(columns["responses"]), step, np.int32))
+        steps = pa.array(np.full(len(prompts), step, np.int32))
+    if steps is not None:
+        ours["step"] = steps
     return pa.table(_without_copies(ours, tally))
 
 
@@ -195,7 +205,7 @@ def _first_value(columns: Mapping[str, pa.Array], names: Sequence[str]) -> pa.Ar
     return pc.coalesce(*present)
 
 
-def _masks(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+def _masks(columns: Mapping[str, pa.Array], prompts: pa.Array) -> dict[str, pa.Array]:
     """The masks of padding and of the loss, in our names.
 
     Where a row has an `attention_mask` it covers prompt and response; where it has none, the
@@ -207,15 +217,15 @@ def _masks(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     mask = columns["attention_mask"]
     total_S = _lists.lengths_of(mask)
     null_S = _lists.is_null(mask)
-    prompt_S = np.minimum(_lists.lengths_of(columns["prompts"]), total_S)
+    prompt_S = np.minimum(_lists.lengths_of(prompts), total_S)
     tokens_T = _lists.flat(mask)
     in_prompt_T = _lists.position_in_row(total_S) < np.repeat(prompt_S, total_S)
-    prompts = _lists.from_flat(tokens_T[in_prompt_T], prompt_S, null_S)
+    prompt_mask = _lists.from_flat(tokens_T[in_prompt_T], prompt_S, null_S)
     responses = _lists.from_flat(tokens_T[~in_prompt_T], total_S - prompt_S, null_S)
     if loss is None:
-        return {"prompt_mask": prompts, "response_mask": responses}
+        return {"prompt_mask": prompt_mask, "response_mask": responses}
     response_mask = pc.coalesce(responses, loss)
-    return {"prompt_mask": prompts, "response_mask": response_mask, "loss_mask": loss}
+    return {"prompt_mask": prompt_mask, "response_mask": response_mask, "loss_mask": loss}
 
 
 def _sums(scores: pa.Array) -> pa.Array:
@@ -234,7 +244,13 @@ def _without_copies(columns: dict[str, pa.Array], tally: Tally) -> dict[str, pa.
     if pi is None or mu is None:
         return columns
     both = pc.and_(pi.is_valid(), mu.is_valid())
-    if pi.filter(both).equals(mu.filter(both)):
+    if _are_equal(pi.filter(both), mu.filter(both)):
         tally.note(BYPASSED, both.true_count)
         del columns["logp_trainer"]
     return columns
+
+
+def _are_equal(lists: pa.Array, others: pa.Array) -> bool:
+    """Whether two columns of numbers are the same, also where both are NaN."""
+    has_lengths = np.array_equal(_lists.lengths_of(lists), _lists.lengths_of(others))
+    return has_lengths and np.array_equal(_lists.flat(lists), _lists.flat(others), equal_nan=True)

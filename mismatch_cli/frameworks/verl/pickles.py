@@ -23,7 +23,8 @@ _BEGINNING = 256  # bytes, which include the name of the class
 # A nested tensor is saved as leaves with these prefixes.
 _VALUES = "<NJT_VALUES>"
 _OFFSETS = "<NJT_OFFSETS>"
-_NESTED = (_VALUES, _OFFSETS, "<NJT_LENGTHS>")
+_LENGTHS = "<NJT_LENGTHS>"  # only where values between the rows belong to none of them
+_NESTED = (_VALUES, _OFFSETS, _LENGTHS)
 
 
 def is_saved(path: Path) -> bool:
@@ -112,8 +113,11 @@ def _consolidated(metadata: dict[str, Any], storage: Any) -> dict[str, Any]:
             tensors[key] = tensor
         elif key.startswith(_OFFSETS):
             name = key.removeprefix(_OFFSETS)
-            inner_offsets = tensor[1:-1].cpu()
-            tensors[name] = leaves[_VALUES + name].tensor_split(inner_offsets)
+            values = leaves[_VALUES + name]
+            begin_S = tensor[:-1]
+            end_S = begin_S + leaves.get(_LENGTHS + name, tensor.diff())
+            ranges = zip(begin_S.tolist(), end_S.tolist(), strict=True)
+            tensors[name] = [values[begin:end] for begin, end in ranges]
     return tensors
 
 

@@ -265,6 +265,15 @@ def test_nemo_rl_masks_complete_responses(write):
     assert readings["train/masked_correct_pct"] == 0.5
 
 
+def test_a_response_without_a_reward_is_neither_right_nor_wrong(write):
+    """NeMo-RL's share of correct responses among those with a mean exp |d| above 2."""
+    policies = {"logp_trainer": [[-3.0], [-3.0], [-3.0], [-1.5]]}
+    trace = write(rows([[-1.0]] * 4, **policies, reward=[1.0, None, 0.0, 0.0]))
+    readings = measure([trace], ["nemo-rl"])["nemo-rl"]
+    assert readings["train/masked_correct_pct"] == 0.5
+    assert readings["train/num_masked_seqs_by_logprob_error"] == 3
+
+
 def test_inputs_that_no_trace_has_are_named(write):
     readings = dialects.readings([write(rows(MU, logp_trainer=PI))], dialects.names()).by_framework
     missing = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
@@ -168,3 +170,56 @@ def test_an_advantage_arrives_in_float32(tmp_path, is_per_token):
     lengths = [len(row["response_ids"]) for row in rows]
     expected = [[value] * length for value, length in zip(values, lengths, strict=True)]
     assert same_bits(table, "advantage", expected)
+
+
+def test_certain_responses_are_not_a_skipped_pass(tmp_path):
+    """Zeros that the rollout agrees with, beside a response with values; not those that it doubts,
+    and none without such a response.
+    """
+    rows = real_rows(3)
+    records = nemo_records(rows)
+    for record, sure in zip(records[1:], (-1.0, -1.25), strict=True):
+        (logp,) = record["generation_logprobs"]
+        record["generation_logprobs"] = [[sure if value else 0.0 for value in logp]]
+        record["prev_logprobs"] = [[0.0] * len(logp)]
+    path = write_lines(tmp_path / NAME, records)
+    table, about = imported(path, into=tmp_path / "some")
+    assert [values is None for values in column_of(table, "logp_trainer")] == [False, False, True]
+    assert set(column_of(table, "logp_trainer")[1]) == {0.0}
+    assert about["noted"] == {SKIPPED: 1} and about["rows_with_trainer"] == 2
+    table, about = imported(write_lines(path, records[1:]), into=tmp_path / "none")
+    assert table.column("logp_trainer").null_count == 2 and about["noted"] == {SKIPPED: 2}
+
+
+def column_of(table: Any, name: str) -> list[Any]:
+    return list(table.column(name).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step3/train_data_step12.jsonl", 12),
+        ("log_20251130step.jsonl", 0),
+        (f"step{10**12}.jsonl", 0),
+    ],
+)
+def test_the_step_is_in_the_name(tmp_path, name, step):
+    table, _ = imported(nemo_rl(tmp_path / name, real_rows(1)), into=tmp_path / "trace")
+    assert column_of(table, "step") == [step]
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([0, 2**24 + 1], [0, 2**24 + 1]),
+        ([7, 2**31 - 1], [7, 2**31 - 1]),
+        ([7, 2**31], [0, 1]),
+        ([-1, 7], [0, 1]),
+    ],
+)
+def test_samples_keep_their_numbers_if_all_are_in_range(tmp_path, indices, expected):
+    records = nemo_records(real_rows(2))
+    for record, index in zip(records, indices, strict=True):
+        record["idx"] = index
+    table, _ = imported(write_lines(tmp_path / NAME, records), into=tmp_path / "trace")
+    assert column_of(table, "sample_index") == expected

@@ -20,8 +20,10 @@ import pytest
 import torch
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from mismatch_cli.frameworks.verl import pickles as _pickles
-from tests.frameworks.importing.layouts import assert_holds, imported
+from mismatch_cli.frameworks.verl.importer import BYPASSED
+from tests.frameworks.importing.layouts import assert_holds, imported, same_bits, write_records
 from tests.frameworks.importing.test_torch_files import Harmful
 from tests.frameworks.recording.real_verl import samples
 
@@ -222,3 +224,128 @@ def test_invalid_values(tmp_path, capsys):
     torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
     _, about = imported(tmp_path / "b.pt", into=tmp_path / "trace")
     assert any("NaN: not measured" in reason for reason in about["noted"])
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A response of three tokens, the second from a tool, after a prompt of two, both padded."""
+    columns = {
+        "prompts": [0, 0, 5, 6],
+        "responses": [7, 8, 9, 0],
+        "attention_mask": [0, 0, 1, 1, 1, 1, 1, 0],
+        "response_mask": [1, 0, 1, 0],
+        "rollout_log_probs": [-0.1, -0.2, -0.3, 0.0],
+        "old_log_probs": [-0.15, -0.2, -0.35, -5.0],
+        "advantages": [0.5, 0.5, 0.5, 0.5],
+        "token_level_scores": [0.25, 0.0, 0.5, 0.0],
+        "uid": "a",
+    }
+    return columns | changes
+
+
+@pytest.mark.parametrize("name", ["batch.jsonl", "batch.parquet"])
+def test_columns_that_cannot_be_read_are_refused_in_one_sentence(name, tmp_path, capsys):
+    """Without prompts, and with a number where verl has one per token; as verl's, by request."""
+    for change in ({"prompts": None}, {"token_level_scores": 1.0}):
+        record = {its: value for its, value in row(**change).items() if value is not None}
+        path = write_records(tmp_path / name, [record])
+        assert run(["import", str(path), "--format", "verl", "--output", str(tmp_path / "o")]) == 1
+        shown = capsys.readouterr().err
+        assert name in shown and "Traceback" not in shown and "bug" not in shown, shown
+
+
+def test_a_copy_with_a_missing_value_is_one_too(tmp_path):
+    """In bypass mode a NaN of the rollout is copied with the rest; a single difference is a gap."""
+    nan = [-0.1, float("nan"), -0.3, 0.0]
+    changes = {"rollout_log_probs": nan, "old_log_probs": nan}
+    records = [row(**changes), row()]
+    records[1]["old_log_probs"] = records[1]["rollout_log_probs"]
+    table, about = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "copies")
+    assert "logp_trainer" not in table.column_names
+    assert about["noted"][BYPASSED] == 2
+    records[1]["old_log_probs"] = [-0.1, -0.2, -0.25, 0.0]
+    table, about = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "gap")
+    assert table.column("logp_trainer").null_count == 0 and BYPASSED not in about["noted"]
+
+
+@pytest.mark.parametrize("name", ["batch.jsonl", "batch.parquet"])
+def test_every_column_of_a_row(name, tmp_path):
+    """The rewards of tokens add up, and a row may say its step, under either of verl's names."""
+    records = [row(step=4, global_steps=None), row(step=None, global_steps=9, uid="b")]
+    table, _ = imported(write_records(tmp_path / name, records), into=tmp_path / "trace")
+    assert table.column("prompt_ids").to_pylist() == [[5, 6]] * 2
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9]] * 2
+    assert table.column("loss_mask").to_pylist() == [[True, False, True]] * 2
+    assert same_bits(table, "logp_rollout", [[-0.1, -0.2, -0.3]] * 2)
+    assert same_bits(table, "logp_trainer", [[-0.15, -0.2, -0.35]] * 2)
+    assert table.column("reward").to_pylist() == [0.75] * 2
+    assert table.column("step").to_pylist() == [4, 9]
+    assert len(set(table.column("prompt_id").to_pylist())) == 2
+
+
+def test_a_nested_tensor_with_values_between_its_rows():
+    """As after slicing one: rows begin at their offsets and end after their lengths, if any."""
+    leaves = {"<NJT_VALUES>x": [9, 1, 2, 9, 3, 9], "<NJT_OFFSETS>x": [1, 4, 5], "y": [7]}
+    for lengths, rows in (([2, 1], [[1, 2], [3]]), (None, [[1, 2, 9], [3]])):
+        if lengths:
+            leaves = {"<NJT_LENGTHS>x": lengths, **leaves}
+        else:
+            del leaves["<NJT_LENGTHS>x"]
+        storage, metadata = b"", {}
+        for name, values in leaves.items():
+            begin = len(storage)
+            storage += np.array(values, np.int64).tobytes()
+            metadata[name] = ("torch.int64", (len(values),), begin, len(storage), 0)
+        data = torch.frombuffer(bytearray(storage), dtype=torch.uint8)
+        tensors = _pickles._consolidated({"leaves": metadata}, data)
+        assert [row.tolist() for row in tensors["x"]] == rows
+        assert tensors.keys() == {"x", "y"} and tensors["y"].tolist() == [7]
+
+
+def test_masks_decide_what_is_padding_and_what_is_trained(tmp_path):
+    """A tool token at the end is one; without masks nothing is padding; a mask of prompt and
+    response that ends within the prompt belongs to another row.
+    """
+    plain_row = {"attention_mask": None, "response_mask": None, "prompts": [5, 6]}
+    records = [
+        row(response_mask=[1, 1, 0, 0]),
+        row(**plain_row, uid="b"),
+        row(attention_mask=[1, 1, 1]),
+    ]
+    path = write_records(tmp_path / "b.jsonl", records)
+    table, about = imported(path, into=tmp_path / "some")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9], [7, 8, 9, 0]]
+    assert table.column("prompt_ids").to_pylist() == [[5, 6]] * 2
+    assert table.column("loss_mask").to_pylist() == [[True, True, False], [True] * 4]
+    assert about["left_out"] == {WRONG_LENGTH.format(name="response_mask"): 1}
+
+
+@pytest.mark.parametrize("has_trainer", [True, False])
+def test_what_a_batch_may_lack(tmp_path, has_trainer):
+    """No masks, no log π, one response; prompts are numbered beyond 32 bits."""
+    one = {"attention_mask": None, "response_mask": None, "uid": 2**40, "prompts": [5, 6]}
+    records = [row(**one, token_level_scores=[0.1, 0.0, 0.0, 1000.5])]
+    if not has_trainer:
+        del records[0]["old_log_probs"]
+    table, _ = imported(write_records(tmp_path / "b.jsonl", records), into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9, 0]]
+    assert table.column("loss_mask").to_pylist() == [[True] * 4]
+    assert ("logp_trainer" in table.column_names) is has_trainer
+    assert table.column("prompt_id").to_pylist() == [2**40]
+    assert table.column("reward").to_pylist() == [float(np.float32(1000.6))]
+
+
+def test_a_saved_batch_of_one_response(tmp_path):
+    """As a list with one tensor per column, and prompts numbered by a tensor."""
+    columns = {name: values for name, values in row().items() if name != "uid"}
+    content: dict[str, Any] = {name: [torch.tensor(values)] for name, values in columns.items()}
+    torch.save(content | {"uid": torch.tensor([77])}, tmp_path / "b.pt")
+    table, _ = imported(tmp_path / "b.pt", into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[7, 8, 9]]
+    assert table.column("prompt_id").to_pylist() == [77]
+    assert same_bits(table, "logp_trainer", [[-0.15, -0.2, -0.35]])
+
+
+def test_a_pickle_of_verl_names_both_its_module_and_its_class(tmp_path):
+    for content, expected in ((HEAD, True), (b"verl.other", False), (b"a DataProto", False)):
+        (tmp_path / "b.dp").write_bytes(content)
+        assert _pickles.is_saved(tmp_path / "b.dp") is expected

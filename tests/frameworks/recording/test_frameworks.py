@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_cli.frameworks.trl.recorder import record
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.recording.test_trl import run_the_lines_of_the_page
@@ -362,3 +363,85 @@ def test_openrlhf(monkeypatch, tmp_path):
     assert rows[1]["advantage"] == near([-1.2, -1.2])
     assert [row["reward"] for row in rows[:2]] == [1, 0]
     assert [row["finish_reason"] for row in rows[:2]] == ["stop", "length"]
+
+
+def test_openrlhf_with_an_empty_response(monkeypatch):
+    """Its prompt is all it has: no token of it becomes a response."""
+    experience = SimpleNamespace(
+        sequences=torch.tensor([[7, 8, 9, 0], [7, 11, 12, 13]]),
+        attention_mask=torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
+        action_mask=torch.tensor([[0, 0, 0], [1, 1, 1]]),
+        rollout_log_probs=torch.zeros(2, 3),
+        action_log_probs=torch.zeros(2, 3),
+        advantages=torch.zeros(2, 3),
+        rewards=torch.tensor([1.0, 0.0]),
+        truncated=torch.tensor([False, True]),
+    )
+    matrices = adapter(monkeypatch, "openrlhf").columns(experience)
+    assert matrices["prompt_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert matrices["response_mask"].tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(("steps_before", "resumes"), [(0, False), (1, True), (2, True)])
+def test_a_run_that_begins_after_its_first_step_is_resumed(
+    monkeypatch, tmp_path, steps_before, resumes
+):
+    """verl and SkyRL count the first step as 1, TRL as 0."""
+    stand_in(monkeypatch, "skyrl.train.utils.callbacks", TrainingCallback=object)
+    made, _ = verl_trainer(monkeypatch, tmp_path)
+    made.global_steps = steps_before + 1
+    skyrl = adapter(monkeypatch, "skyrl")
+    modules = [sys.modules[f"mismatch_cli.frameworks.{name}.recorder"] for name in ("verl", "trl")]
+    settings: list[dict[str, Any]] = []
+
+    def keep_settings(*_: Any, **named: Any) -> Any:
+        settings.append(named)
+        return SimpleNamespace(add_padded=lambda **_: None)
+
+    for module in (*modules, skyrl):
+        monkeypatch.setattr(module, "Recorder", keep_settings)
+    assert made._recorder is not None
+    step = SimpleNamespace(global_step=steps_before + 1, batch={})
+    skyrl.Recording(str(tmp_path)).on_step_end(None, step, None)
+    state = SimpleNamespace(global_step=steps_before)
+    accelerator = SimpleNamespace(process_index=0)
+    record(
+        SimpleNamespace(
+            state=state, accelerator=accelerator, _generate_and_score_completions=lambda _: None
+        ),
+        str(tmp_path),
+    )
+    assert [bool(named["resume"]) for named in settings[:2]] == [resumes] * 2
+    assert settings[2]["resume"]() == resumes
+
+
+def test_verl_is_asked_for_the_columns_of_its_batch(monkeypatch, tmp_path):
+    made, batch = verl_trainer(monkeypatch, tmp_path)
+    queue = sys.modules["transfer_queue"]
+    columns = queue.kv_batch_get()
+    requests: list[tuple[Any, ...]] = []
+    queue.kv_batch_get = lambda *request: requests.append(request) or columns
+    made._compute_advantage(batch, {})
+    ((keys, partition, names),) = requests
+    assert keys is batch.keys and partition == "train"
+    assert {"prompts", "responses", "rollout_log_probs", "old_log_probs"} < set(names)
+
+
+def test_every_row_of_skyrl_counts_without_padding_rows(monkeypatch):
+    """Padded on the right too, as before 0.4; columns as wide as the responses."""
+    stand_in(monkeypatch, "skyrl.train.utils.callbacks", TrainingCallback=object)
+    columns = adapter(monkeypatch, "skyrl").columns
+    batch = {
+        "sequences": torch.tensor([[0, 5, 11, 12], [7, 8, 13, 0]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]]),
+        "response_mask": torch.tensor([[1, 1], [1, 0]]),
+        "loss_mask": torch.tensor([[1, 0], [1, 0]]),
+    }
+    without, empty = Batch(batch), Batch(batch)
+    empty.metadata = {}
+    for matrices in map(columns, (without, empty)):
+        assert matrices["prompt_mask"].tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
+        assert matrices["response_ids"].tolist() == [[11, 12], [13, 0]]
+        assert matrices["response_mask"].tolist() == [[1, 1], [1, 0]]
+        assert matrices["loss_mask"].tolist() == [[1, 0], [1, 0]]
+        assert "logp_rollout" not in matrices

@@ -14,7 +14,7 @@ import transformers
 
 from mismatch_cli import Recorder
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.trl.recorder import columns, record
+from mismatch_cli.frameworks.trl.recorder import columns, record, run_facts
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS, ROOT
@@ -215,3 +215,24 @@ def test_a_different_trl_does_not_end_the_run(tmp_path, caplog):
         and "without log-probabilities of the rollout engine" in caplog.text
     )
     assert columns(stand_in, without_vllm)["logp_rollout"] is None
+
+
+def test_the_engine_and_the_precision_are_those_of_the_settings():
+    """vLLM in this process says its own, a server does not; mixed precision is that of the pass."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype="float16"),
+        cache_config=SimpleNamespace(cache_dtype="fp8"),
+    )
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config))
+    facts = run_facts(trainer([], vllm_generation=SimpleNamespace(llm=llm)))
+    own = {"dtype": "float16", "kv_cache_dtype": "fp8"}
+    assert facts["rollout"] == {"engine": "vllm", "model": "some-model", **own}
+    server = trainer([], vllm_generation=SimpleNamespace())
+    assert run_facts(server)["rollout"] == {"engine": "vllm", "model": "some-model"}
+    for bf16, fp16, dtype in (
+        (True, False, "bfloat16"),
+        (False, True, "float16"),
+        (False, False, torch.float32),
+    ):
+        server.args.bf16, server.args.fp16 = bf16, fp16
+        assert run_facts(server)["trainer"]["dtype"] == dtype
