@@ -226,7 +226,8 @@ def analyse_comparison(
     """Read each trace twice, for its keys and for its metrics, and a third time to compare tokens
     directly.
 
-    Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored.
+    Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored, or
+    no token is in all traces.
     """
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
@@ -237,6 +238,7 @@ def analyse_comparison(
             for portions in plan.portions
         ]
         first, *others = plan.measured_traces(summaries)
+        _refuse_empty([first, *others])
         first_estimates = first.estimates
         comparisons = []
         for other, pairing in zip(others, plan.pairings, strict=True):
@@ -250,6 +252,16 @@ def analyse_comparison(
             )
             comparisons.append(TraceComparison(other, pairing, metrics, on_tokens))
     return ComparisonAnalysis(pair, first, tuple(comparisons), tuple(arguments))
+
+
+def _refuse_empty(traces: Sequence[MeasuredTrace]) -> None:
+    """Raise a `MismatchError` if no token of a trace is compared."""
+    for measured in traces:
+        if not measured.summary.exact.counts.tokens:
+            raise MismatchError(
+                f"No token of {measured.trace.folder} can be compared: in it, or in a trace with "
+                "the same responses, each is masked or lacks a log-probability of one side."
+            )
 
 
 @dataclass(frozen=True)

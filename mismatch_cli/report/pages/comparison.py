@@ -84,6 +84,12 @@ _WHEN = {  # of a pair, in a few words
     "staleness": "staleness alone",
     "floor": "noise alone",
 }
+# Of traces with the same responses, a token that one of them lacks is masked in the others, too
+_JOINED = MASKED | {
+    "masked": (
+        "tokens are left out: masked here, or not measured in a trace with the same responses"
+    )
+}
 _VERDICTS: dict[str, tuple[str, Status]] = {  # the strongest first
     "gap": ("THE GAP DIFFERS", "mixed"),
     "metrics": ("SOME METRICS DIFFER", "mixed"),
@@ -206,15 +212,20 @@ def _share_of(trace: ComparedTrace, prompts: str) -> str:
 
 def _notes(result: ComparisonResult) -> tuple[str, ...]:
     notes = []
+    joined = set()  # traces with the same responses, by their names
+    for row in result.comparisons:
+        if row.pairing == "tokens":
+            joined |= {row.trace, row.against}
     for trace in result.traces:
-        notes += [f"{trace.name}: {note}" for note in _left_out(trace)]
+        reasons = _JOINED if trace.name in joined else MASKED
+        notes += [f"{trace.name}: {note}" for note in _left_out(trace, reasons)]
     for other, row in result.others:
         notes += _unlike(result.first, other, row)
     return tuple(notes)
 
 
-def _left_out(trace: ComparedTrace) -> list[str]:
-    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, MASKED)))
+def _left_out(trace: ComparedTrace, reasons: Mapping[str, str]) -> list[str]:
+    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, reasons)))
     if trace.left_out:
         notes.append(
             f"{numbers.count(trace.left_out)} of {numbers.count(trace.responses)} responses are "
@@ -235,7 +246,7 @@ def _unlike(first: ComparedTrace, other: ComparedTrace, row: TraceDifference) ->
     if row.on_tokens and row.on_tokens.masked_in_one:
         notes.append(
             f"{numbers.count(row.on_tokens.masked_in_one)} tokens are masked in only one of "
-            f"{row.against} and {row.trace}; they count in the other."
+            f"{row.against} and {row.trace}; they are left out of both."
         )
     return notes
 

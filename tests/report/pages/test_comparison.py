@@ -16,9 +16,11 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Outline
 from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.screen import print_view
+from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.comparison_result import ComparisonResult
+from mismatch_cli.trace.reader import Trace
 from tests.report.printed import printed
-from tests.studies.compared import Row, first_two
+from tests.studies.compared import FLOAT32, Row, first_two, lacking, write_rows
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -188,3 +190,27 @@ def test_names_and_settings_are_escaped(result):
     html, text = render_html(page_of_result(made)), on_terminal(made, 100)
     assert "<b>" not in html and not CONTROL.search(html) and not CONTROL.search(text)
     assert "[red]$x$\\x1b[2J" in words(text)
+
+
+def test_the_page_says_what_is_left_out_of_traces_with_the_same_responses(float32_rows, tmp_path):
+    rows = float32_rows[:8]
+    whole = write_rows(tmp_path / "whole", rows, FLOAT32)
+    unscored = write_rows(tmp_path / "unscored", [lacking(row, 0, 2) for row in rows], FLOAT32)
+    lost = sum(len(row["response_ids"][::2]) for row in rows)
+    assert page(analyse_comparison(list(map(Trace.open, (whole, unscored))))).notes == (
+        f"whole: {lost} tokens are left out: masked here, or not measured in a trace with the same "
+        "responses.",
+        f"unscored: {lost} tokens have no valid log-probability on one side (see `mismatch-cli "
+        "diagnose`).",
+    )
+    masked = []
+    for row in rows:
+        mask = [position > 0 for position in range(len(row["response_ids"]))]
+        masked.append(row | {"loss_mask": mask})
+    analysis = analyse_comparison(
+        list(map(Trace.open, (whole, write_rows(tmp_path / "masked", masked, FLOAT32))))
+    )
+    assert {trace.summary.counts.masked for trace in analysis.result.traces} == {8}
+    assert page(analysis).notes[-1] == (
+        "8 tokens are masked in only one of whole and masked; they are left out of both."
+    )
