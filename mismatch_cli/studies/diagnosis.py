@@ -202,7 +202,7 @@ class DiagnosisAnalysis(Study):
         settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
         return DiagnosisResult(
             traces=folders_of(self.traces),
-            about=About.of(self.traces, 0),
+            about=About.of(self.traces, self._unscored_responses),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
             sample=SampleSize(self.sample.num_responses, self.sample.num_counted),
@@ -219,6 +219,12 @@ class DiagnosisAnalysis(Study):
             findings=list(map(self._finding_row, diagnosis.findings)),
             **custom_code.on_record(),
         )
+
+    @property
+    def _unscored_responses(self) -> int:
+        """The responses of row groups that lack a side of the gap: no check has read these."""
+        responses = sum(trace.num_responses for trace in self.traces)
+        return responses - self.diagnosis.evidence.counts.responses
 
     def _suspect_row(self, finding: Finding) -> SuspectRow:
         suspect = SuspectRow(
