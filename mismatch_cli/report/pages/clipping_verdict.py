@@ -116,16 +116,18 @@ def _trial(result: ClippingResult, runs: Sequence[Path]) -> tuple[str, str]:
     """The first compared algorithm against another family at equal strictness, or what gives a
     trace in which masks differ.
     """
+    if result.nothing_to_block:
+        return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
     if result.has.recomputed == "equal weights":
-        return suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER
+        return suggest(
+            "rescore", *runs[:1], "--trainer-model", "LATER", "--weights", "newer"
+        ), _LATER
     # Algorithms that block alike differ, if at all, in what training makes of them.
     if verdict(result).words == _SAME and all(map(_can_be_typed, result.compared)):
         flags: list[str] = []
         for name in result.compared:
             flags += ("-a", name)
         return suggest("train", *flags), "equally strict: which learns more?"
-    if result.nothing_to_block:
-        return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
     for row, family, value in result.equally_strict:
         if _can_be_typed(row.algorithm):
             rival = f"{FAMILIES[family].typed}={value:.3g}"
