@@ -308,11 +308,14 @@ def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
 
 
 def _how_much(row: TraceDifference) -> str:
-    """How many times larger the gap of the larger trace is."""
-    factor, larger, smaller = _larger_first(row, _GAP)
+    """How many times larger the gap of the larger trace is, by the mean that differs."""
+    key = _GAP
+    if row.metrics[_GAP_IN_PROBABILITY].more_than_noise and not row.metrics[_GAP].more_than_noise:
+        key = _GAP_IN_PROBABILITY
+    factor, larger, smaller = _larger_first(row, key)
     if not factor.value:
         return ""
-    label = METRICS[_GAP].label
+    label = METRICS[key].label
     label = f"{label[0].upper()}{label[1:]}"
     times = numbers.times(factor.value).replace("> ", "more than ")
     # A difference can be certain although it is too small for a factor of two digits.

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_cli.base.json_form import from_json
@@ -213,4 +214,19 @@ def test_the_page_says_what_is_left_out_of_traces_with_the_same_responses(float3
     assert {trace.summary.counts.masked for trace in analysis.result.traces} == {8}
     assert page(analysis).notes[-1] == (
         "8 tokens are masked in only one of whole and masked; they are left out of both."
+    )
+
+
+def test_the_verdict_is_about_the_mean_that_differs(float32_rows, tmp_path):
+    """A trainer that calls a tenth of the tokens impossible: these change |π − μ| alone."""
+    rows = []
+    for row in float32_rows:
+        logp = np.array(row["logp_trainer"])
+        logp[2::10] = -np.inf
+        rows.append(row | {"logp_trainer": logp.tolist()})
+    traces = [FLOAT32, write_rows(tmp_path / "truncated", rows, FLOAT32)]
+    verdict = page(analyse_comparison(list(map(Trace.open, traces)))).verdict
+    assert verdict.words == "THE GAP DIFFERS"
+    assert verdict.text.startswith(
+        "Mean |π − μ| is more than 1,000 × larger in truncated than in float32."
     )
