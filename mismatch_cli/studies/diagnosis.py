@@ -329,8 +329,12 @@ def gather_evidence(
         collector = reader.reduced(reader.portions, passes, on_responses, passes.after)
     sampling = manifest.get("config", {}).get("sampling") or {}
     evidence = collector.evidence(sampling, manifest, _settings_by_trace(traces))
-    above_zero = sum(side.above_zero for side in evidence.counts.sides.values())
-    refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above_zero)
+    counts = evidence.counts
+    above_zero = sum(side.above_zero for side in counts.sides.values())
+    all_masked = counts.responses > 0 and not any(side.tokens for side in counts.sides.values())
+    refuse_unmeasured(
+        traces, int(evidence.sample.counts_T.sum()), above_zero, all_masked=all_masked
+    )
     return evidence
 
 

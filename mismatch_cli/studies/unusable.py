@@ -31,11 +31,18 @@ def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -
         raise MismatchError(f"{traces[0].folder} cannot be measured. {fault}")
 
 
-def refuse_unmeasured(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
+def refuse_unmeasured(
+    traces: Sequence[Trace], measured: int, not_measured: int, *, all_masked: bool = False
+) -> None:
     """Raise a `MismatchError` if a column holds something else, as `refuse_unusable` does, or if no
-    token has log-probabilities of both sides.
+    token has log-probabilities of both sides and counts.
     """
     refuse_unusable(traces, measured, max(not_measured, int(not measured)))
+    if all_masked:
+        raise MismatchError(
+            f"{traces[0].folder} has no token to measure: its loss mask leaves out all of them. "
+            "Check the loss_mask where it is recorded."
+        )
     if not measured:
         raise MismatchError(
             f"{traces[0].folder} has no tokens with log-probabilities of both sides. "

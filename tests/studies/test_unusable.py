@@ -95,3 +95,16 @@ def test_without_a_trainer_the_next_command_scores_the_tokens(tmp_path):
     )
     with pytest.raises(MismatchError):
         analyse_mismatch([Trace.open(path)])
+
+
+def test_a_trace_of_masked_tokens_is_not_called_unscored(tmp_path):
+    """Both sides have every log-probability, and a later trainer would change nothing."""
+
+    def masked(row: Row) -> Row:
+        return row | {"loss_mask": [False] * len(row["response_ids"])}
+
+    trace = Trace.open(changed_trace(tmp_path / "run", FLOAT32, masked))
+    for read in (analyse_mismatch, gather_evidence):
+        with pytest.raises(MismatchError, match="its loss mask leaves out all") as error:
+            read([trace])
+        assert "rescore" not in str(error.value)

@@ -179,9 +179,20 @@ def test_without_an_update_no_later_trainer_is_advised() -> None:
     first = page_of_result(from_json(ClippingResult, result), examples, runs).next[0]
     # It scores one trace at a time
     assert first[0] == ("mismatch-cli rescore one --trainer-model LATER --weights newer")
-    result["counts"]["tokens"] = 0
+    result["counts"] |= {"tokens": 0, "zero_advantage": 9}
     first = page_of_result(from_json(ClippingResult, result), examples, runs).next[0]
     assert first[0] == "mismatch-cli curate MODEL --prompts FILE"
+    assert shown(result).verdict.text == "Every advantage is 0, so there is no update."
+
+
+@pytest.mark.parametrize("advantages", [True, False])
+def test_tokens_that_are_all_masked_have_no_advantage_of_0(advantages) -> None:
+    result = sample_result(advantages=advantages)
+    result["counts"] |= {"tokens": 0, "zero_advantage": 0, "masked": 9}
+    screen = shown(result)
+    assert screen.verdict.words == "NOTHING TO BLOCK"
+    assert screen.verdict.text.startswith("No token counts: each is masked")
+    assert screen.next[0][1] == "why no token counts"
 
 
 def test_verdicts() -> None:
