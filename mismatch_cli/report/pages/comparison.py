@@ -93,8 +93,8 @@ _JOINED = MASKED | {
 _VERDICTS: dict[str, tuple[str, Status]] = {  # the strongest first
     "gap": ("THE GAP DIFFERS", "mixed"),
     "metrics": ("SOME METRICS DIFFER", "mixed"),
-    "noise": ("NO DIFFERENCE", "good"),
     "untested": ("UNDECIDED", ""),
+    "noise": ("NO DIFFERENCE", "good"),
 }
 _SETTINGS = 4  # of all comparisons, on a screen
 _MANY = 3  # comparisons
@@ -296,7 +296,7 @@ def _times_larger(row: TraceDifference, key: str) -> MetricRow:
 
 
 def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
-    strongest = min((row.differs for row in rows), key=list(_VERDICTS).index)
+    strongest = min(map(_answer, rows), key=list(_VERDICTS).index)
     words, status = _VERDICTS[strongest]
     sentences = []
     for row in rows:
@@ -307,13 +307,26 @@ def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
     return Verdict(words, " ".join(filter(None, sentences)), status)
 
 
+def _answer(row: TraceDifference) -> str:
+    """What differs; equal numbers, which have no interval to test, are no difference."""
+    if row.differs == "untested" and not _has_difference(row):
+        return "noise"
+    return row.differs
+
+
+def _has_difference(row: TraceDifference) -> bool:
+    return any(metric.difference.value for metric in row.metrics.values())
+
+
 def _how_much(row: TraceDifference) -> str:
     """How many times larger the gap of the larger trace is, by the mean that differs."""
     key = _GAP
     if row.metrics[_GAP_IN_PROBABILITY].more_than_noise and not row.metrics[_GAP].more_than_noise:
         key = _GAP_IN_PROBABILITY
     factor, larger, smaller = _larger_first(row, key)
-    if not factor.value:
+    if factor.value == 0:
+        return f"There is no gap in {row.trace}."
+    if factor.value is None:
         return ""
     label = METRICS[key].label
     label = f"{label[0].upper()}{label[1:]}"
@@ -333,7 +346,7 @@ def _how_many(row: TraceDifference) -> str:
             f"{row.more_than_noise} of {row.tested} metrics differ by more than noise; about "
             f"{row.expected_by_chance:.0f} would by chance."
         )
-    if any(metric.difference.value for metric in row.metrics.values()):
+    if _has_difference(row):
         return "Too few prompts to tell this from noise."
     return "No metric differs."
 

@@ -230,3 +230,23 @@ def test_the_verdict_is_about_the_mean_that_differs(float32_rows, tmp_path):
     assert verdict.text.startswith(
         "Mean |π − μ| is more than 1,000 × larger in truncated than in float32."
     )
+
+
+def test_equal_traces_have_no_difference_and_an_undecided_one_is_not_hidden(result):
+    equal, few = with_differences(result, 0.0, 0), with_differences(result, 0.1, 0)
+    for made in (equal, few):
+        made["comparisons"][0] |= {"tested": 0, "differs": "untested"}
+    assert page_of_result(equal).verdict.words == "NO DIFFERENCE"
+    assert page_of_result(few).verdict.words == "UNDECIDED"
+    both = copy.deepcopy(result)
+    for row, differs in zip(both["comparisons"], ("noise", "untested"), strict=True):
+        row["differs"] = differs
+    verdict = page_of_result(both).verdict
+    assert (verdict.words, verdict.status) == ("UNDECIDED", "")
+
+
+def test_where_a_trace_has_no_gap_the_verdict_says_so(result):
+    made = copy.deepcopy(first_two(result))
+    made["comparisons"][0]["metrics"]["abs_d_mean"]["factor"] |= {"value": 0.0, "low": None}
+    text = page_of_result(made).verdict.text
+    assert text.startswith(f"There is no gap in {runs_of(result)[1]}. ")
