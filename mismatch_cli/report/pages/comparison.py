@@ -308,7 +308,7 @@ def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
 
 
 def _answer(row: TraceDifference) -> str:
-    """What differs; equal numbers, which have no interval to test, are no difference."""
+    """What differs; nothing where all numbers are equal, which leaves no interval to test."""
     if row.differs == "untested" and not _has_difference(row):
         return "noise"
     return row.differs
