@@ -238,7 +238,6 @@ def analyse_comparison(
             for portions in plan.portions
         ]
         first, *others = plan.measured_traces(summaries)
-        _refuse_empty([first, *others])
         first_estimates = first.estimates
         comparisons = []
         for other, pairing in zip(others, plan.pairings, strict=True):
@@ -252,16 +251,6 @@ def analyse_comparison(
             )
             comparisons.append(TraceComparison(other, pairing, metrics, on_tokens))
     return ComparisonAnalysis(pair, first, tuple(comparisons), tuple(arguments))
-
-
-def _refuse_empty(traces: Sequence[MeasuredTrace]) -> None:
-    """Raise a `MismatchError` if no token of a trace is compared."""
-    for measured in traces:
-        if not measured.summary.exact.counts.tokens:
-            raise MismatchError(
-                f"No token of {measured.trace.folder} can be compared: in it, or in a trace with "
-                "the same responses, each is masked or lacks a log-probability of one side."
-            )
 
 
 @dataclass(frozen=True)
@@ -318,7 +307,16 @@ class _Plan:
         )
 
     def measured_traces(self, summaries: Sequence[MismatchSummary]) -> list[MeasuredTrace]:
-        """The traces with the summaries of their compared responses."""
+        """The traces with the summaries of their compared responses.
+
+        Raises a `MismatchError` if no token of a trace is compared.
+        """
+        for trace, summary in zip(self.traces, summaries, strict=True):
+            if not summary.exact.counts.tokens:
+                raise MismatchError(
+                    f"No token of {trace.folder} can be compared: in it, or in a trace with the "
+                    "same responses, each is masked or lacks a log-probability of one side."
+                )
         runs = run_names([trace.run_folder for trace in self.traces])
         # There are more letters than traces.
         columns = zip(

@@ -146,11 +146,9 @@ def _by_value_alone(result: GateAnalysis) -> Facts:
 
 def _reconciled(result: GateAnalysis) -> Facts:
     """Why one set of limits holds and another fails; empty where all agree."""
-    judged_by: dict[str, list[Check]] = {}
-    for check in result.checks:
-        judged_by.setdefault(check.limits, []).append(check)
     # A set that could not be judged does not hold either.
-    passed = [name for name, checks in judged_by.items() if all(check.holds for check in checks)]
+    failing = {check.limits for check in result.checks if not check.holds}
+    passed = [limits.name for limits in result.sets if limits.name not in failing]
     if not result.exceeded or not passed:
         return ()
     failed_pairs = {check.measured.pair for check in result.exceeded}
