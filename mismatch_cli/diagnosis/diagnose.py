@@ -116,6 +116,8 @@ class Findings:
     @property
     def shares(self) -> Shares:
         """What the faults found explain, and what is left: as expected, and beyond that."""
+        if not self.evidence.gap.value:
+            return Shares(0.0, 1.0, 0.0)
         left = min(1.0, self.unexplained.share)
         nats, high = self.unexplained.nats, self.evidence.expected.high
         expected = left if nats <= high else left * high / nats

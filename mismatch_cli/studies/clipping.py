@@ -5,6 +5,7 @@ the same tokens.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -356,6 +357,17 @@ def token_class(text: str) -> str:
         return "operator"
     if _CONNECTIVE.fullmatch(core.lower()):
         return "connective"
-    if _MARKUP.fullmatch(core) or not any(map(str.isalnum, core)):
+    if _MARKUP.fullmatch(core) or not any(map(_is_of_a_word, core)):
         return "structure"
     return "other"
+
+
+def _is_of_a_word(character: str) -> bool:
+    """Whether it is a letter, a digit, or part of one: a vowel sign, or bytes of a character that
+    several tokens share.
+    """
+    # A variation selector is a mark, too, but of symbols.
+    is_mark = (
+        unicodedata.category(character) in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
+    )
+    return character.isalnum() or is_mark or character == "\ufffd"

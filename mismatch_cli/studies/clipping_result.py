@@ -113,8 +113,8 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
 
     @property
     def nothing_to_block(self) -> bool:
-        """Whether no token has an advantage other than 0."""
-        return self.has_advantages and not self.counts.tokens
+        """Whether no token is judged: every advantage is 0, or no token counts at all."""
+        return not self.counts.tokens
 
     @property
     def pairs(self) -> list[PairOverlap]:

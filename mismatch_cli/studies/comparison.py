@@ -226,7 +226,8 @@ def analyse_comparison(
     """Read each trace twice, for its keys and for its metrics, and a third time to compare tokens
     directly.
 
-    Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored.
+    Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored, or
+    no token is in all traces.
     """
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
@@ -306,7 +307,16 @@ class _Plan:
         )
 
     def measured_traces(self, summaries: Sequence[MismatchSummary]) -> list[MeasuredTrace]:
-        """The traces with the summaries of their compared responses."""
+        """The traces with the summaries of their compared responses.
+
+        Raises a `MismatchError` if no token of a trace is compared.
+        """
+        for trace, summary in zip(self.traces, summaries, strict=True):
+            if not summary.exact.counts.tokens:
+                raise MismatchError(
+                    f"No token of {trace.folder} can be compared: in it, or in a trace with the "
+                    "same responses, each is masked or lacks a log-probability of one side."
+                )
         runs = run_names([trace.run_folder for trace in self.traces])
         # There are more letters than traces.
         columns = zip(

@@ -202,7 +202,7 @@ class DiagnosisAnalysis(Study):
         settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
         return DiagnosisResult(
             traces=folders_of(self.traces),
-            about=About.of(self.traces, 0),
+            about=About.of(self.traces, self._unscored_responses),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
             sample=SampleSize(self.sample.num_responses, self.sample.num_counted),
@@ -219,6 +219,12 @@ class DiagnosisAnalysis(Study):
             findings=list(map(self._finding_row, diagnosis.findings)),
             **custom_code.on_record(),
         )
+
+    @property
+    def _unscored_responses(self) -> int:
+        """The responses of row groups that lack a side of the gap: no check has read these."""
+        responses = sum(trace.num_responses for trace in self.traces)
+        return responses - self.diagnosis.evidence.counts.responses
 
     def _suspect_row(self, finding: Finding) -> SuspectRow:
         suspect = SuspectRow(
@@ -323,8 +329,12 @@ def gather_evidence(
         collector = reader.reduced(reader.portions, passes, on_responses, passes.after)
     sampling = manifest.get("config", {}).get("sampling") or {}
     evidence = collector.evidence(sampling, manifest, _settings_by_trace(traces))
-    above_zero = sum(side.above_zero for side in evidence.counts.sides.values())
-    refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above_zero)
+    counts = evidence.counts
+    above_zero = sum(side.above_zero for side in counts.sides.values())
+    all_masked = counts.responses > 0 and not any(side.tokens for side in counts.sides.values())
+    refuse_unmeasured(
+        traces, int(evidence.sample.counts_T.sum()), above_zero, all_masked=all_masked
+    )
     return evidence
 
 

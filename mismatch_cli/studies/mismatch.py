@@ -301,12 +301,14 @@ def analyse_mismatch(
     check_poolable(traces)
     measure = _MismatchPass(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
     measurement = run_pass(traces, measure, workers, on_responses)
-    measured = not_measured = 0
+    measured = not_measured = masked = others = 0
     for summary in measurement.pairs.values():
         counts = summary.exact.counts
         measured = max(measured, counts.tokens - counts.out_of_support)
         not_measured = max(not_measured, counts.not_measured)
-    refuse_unmeasured(traces, measured, not_measured)
+        masked = max(masked, counts.masked)
+        others = max(others, counts.tokens + counts.not_measured)
+    refuse_unmeasured(traces, measured, not_measured, all_masked=masked > 0 == others)
     return MismatchAnalysis(
         traces,
         measurement.pairs,

@@ -31,11 +31,18 @@ def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -
         raise MismatchError(f"{traces[0].folder} cannot be measured. {fault}")
 
 
-def refuse_unmeasured(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
+def refuse_unmeasured(
+    traces: Sequence[Trace], measured: int, not_measured: int, *, all_masked: bool = False
+) -> None:
     """Raise a `MismatchError` if a column holds something else, as `refuse_unusable` does, or if no
-    token has log-probabilities of both sides.
+    token has log-probabilities of both sides and counts.
     """
     refuse_unusable(traces, measured, max(not_measured, int(not measured)))
+    if all_masked:
+        raise MismatchError(
+            f"{traces[0].folder} has no token to measure: its loss mask leaves out all of them. "
+            "Check the loss_mask where it is recorded."
+        )
     if not measured:
         raise MismatchError(
             f"{traces[0].folder} has no tokens with log-probabilities of both sides. "
@@ -74,14 +81,19 @@ class _Column:
     def sentence(self, other: "_Column | None") -> str:
         """What these values are, by their size and their distance from a usable column."""
         measured_T = self.measured_T
-        count = f"{len(measured_T):,}"
-        if not np.isfinite(measured_T).any():
+        infinite = int(np.isinf(measured_T).sum())
+        above = int((measured_T > ROUNDING).sum())
+        if 2 * infinite > len(measured_T):
             return (
-                f"{self.side} is −inf or inf for all {count} trained tokens that were looked at: "
-                "look for an overflow where it is computed."
+                f"{self.side} is −inf or inf for {_count_of(infinite, len(measured_T))} trained "
+                "tokens that were looked at: look for an overflow where it is computed."
             )
-        low, high = float(measured_T.min()), float(measured_T.max())
-        holds = f"{self.side} is above 0 for all {count} trained tokens, {low:.3g} to {high:.3g}: "
+        finite_T = measured_T[np.isfinite(measured_T)]
+        low, high = float(finite_T.min()), float(finite_T.max())
+        holds = (
+            f"{self.side} is above 0 for {_count_of(above, len(measured_T))} trained tokens, "
+            f"{low:.3g} to {high:.3g}: "
+        )
         from_negated = self._distance(other, np.negative)
         from_probability = self._distance(other, np.exp)
         if high <= 1 + ROUNDING and from_probability <= min(from_negated, _CLOSE):
@@ -103,6 +115,11 @@ class _Column:
             return 0.0
         distance_T = np.abs(self.values_T - function(other.values_T))
         return float(np.median(distance_T[np.isfinite(distance_T)]))
+
+
+def _count_of(some: int, every: int) -> str:
+    """`all 1,234`, or `1,200 of 1,234`."""
+    return f"all {every:,}" if some == every else f"{some:,} of {every:,}"
 
 
 def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:

@@ -74,6 +74,13 @@ def shifted(row: Row, nats: float) -> Row:
     return row | {"logp_trainer": [logp - nats for logp in row["logp_trainer"]]}
 
 
+def lacking(row: Row, first: int, every: int) -> Row:
+    """The same response without log π of every so many tokens, from one on."""
+    logp = np.array(row["logp_trainer"])
+    logp[first::every] = np.nan
+    return row | {"logp_trainer": logp.tolist()}
+
+
 @pytest.fixture(scope="session")
 def float32_rows() -> list[Row]:
     return rows_of(FLOAT32)

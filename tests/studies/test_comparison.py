@@ -21,7 +21,7 @@ from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
-from tests.studies.compared import FLOAT32, Row, rows_of, shifted, write_rows
+from tests.studies.compared import FLOAT32, Row, lacking, rows_of, shifted, write_rows
 
 PAGE = DOCS / "json" / "compare.md"
 
@@ -355,3 +355,13 @@ def test_eight_prompts_on_the_same_tokens_decide_a_large_difference(
     few = [row for row in rows if row["prompt_id"] in prompts[:3]]
     folders = [write_rows(tmp_path / f"few-{name}", few, FLOAT32) for name in "ab"]
     assert compared(*folders)["comparisons"][0]["differs"] == "untested"
+
+
+def test_traces_without_a_token_that_both_have_are_refused(float32_rows, tmp_path):
+    """One lacks log π of every token at an even position, the other at an odd one."""
+    even, odd = (
+        write_rows(tmp_path / name, [lacking(row, first, 2) for row in float32_rows[:8]], FLOAT32)
+        for first, name in enumerate(("even", "odd"))
+    )
+    with pytest.raises(MismatchError, match=r"No token of .*even can be compared"):
+        compared(even, odd)

@@ -22,12 +22,14 @@ EXAMPLES = {
         ",", ".", "(", ")", ":\n\n", "\n", "\n\n", " ", "  ", "", "\t", "<|im_end|>", "</s>",
         "<think>", "\\(", "\\[",
         "\\]", "\\)", "\\", "\\\\", "_{", "):\n", ".\n\n", "$", "{", "}", "?", "\\begin", "\\text",
-        "…",
+        "…", "。", "❤️", "•",
     ],
     "other": [
         "vector", " integer", "Identify", "spiral", "x", "k", "Sub", "x1", "3rd", "1.5", "waiting",
         "Sinces", "a+b",
         "café", "数学", "<b>bold</b>", "⟨17⟩", "\\frac{1}{2}", "wait,", "²",
+        # Vowel signs and tones, which tokenizers part from their letters, and a part of a character
+        "ा", "ें", "ั้", "\ufffd", " \ufffd\ufffd",
     ],
 }  # fmt: skip
 

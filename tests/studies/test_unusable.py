@@ -12,7 +12,7 @@ from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.diagnosis import gather_evidence
 from mismatch_cli.studies.mismatch import analyse_mismatch
-from mismatch_cli.studies.unusable import unusable_columns
+from mismatch_cli.studies.unusable import _Column, unusable_columns
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, changed_trace, without_columns
 
@@ -54,6 +54,22 @@ def test_every_reader_says_what_a_column_holds(tmp_path, kind):
             assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "beginning"),
+    [
+        ([*[-np.inf] * 24, -1.5], "−inf or inf for 24 of 25 trained tokens"),
+        ([-np.inf, np.nan, np.inf], "−inf or inf for all 2 trained tokens"),
+        ([-np.inf, 0.25, 3, np.nan], "above 0 for 2 of 3 trained tokens, 0.25 to 3: "),
+        ([2, 0, np.inf, 7], "above 0 for 3 of 4 trained tokens, 0 to 7: "),
+        ([0.5, 2, 1], "above 0 for all 3 trained tokens, 0.5 to 2: "),
+    ],
+)
+def test_of_how_many_tokens_a_column_holds_something_else(values, beginning):
+    column = _Column("logp_trainer", np.array(values, dtype=float))
+    assert not column.is_usable
+    assert column.sentence(None).startswith(f"logp_trainer is {beginning}")
+
+
 def test_a_trace_without_a_mask_is_read_as_wholly_trained(tmp_path):
     def probabilities(row: Row) -> Row:
         return row | {"logp_trainer": np.exp(row["logp_trainer"]).tolist()}
@@ -79,3 +95,16 @@ def test_without_a_trainer_the_next_command_scores_the_tokens(tmp_path):
     )
     with pytest.raises(MismatchError):
         analyse_mismatch([Trace.open(path)])
+
+
+def test_a_trace_of_masked_tokens_is_not_called_unscored(tmp_path):
+    """Both sides have every log-probability, and a later trainer would change nothing."""
+
+    def masked(row: Row) -> Row:
+        return row | {"loss_mask": [False] * len(row["response_ids"])}
+
+    trace = Trace.open(changed_trace(tmp_path / "run", FLOAT32, masked))
+    for read in (analyse_mismatch, gather_evidence):
+        with pytest.raises(MismatchError, match="its loss mask leaves out all") as error:
+            read([trace])
+        assert "rescore" not in str(error.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,22 +149,23 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     from mismatch_cli.studies.mismatch import analyse_mismatch
     from mismatch_cli.trace.files import write_named
 
-    runs = common.opened(
-        traces, "No trace named: taking fp8-kv, a bundled one, as a good run.", FAULTY
-    )
+    notice = "No trace named: taking fp8-kv, a bundled one, as a good run."
+    # A run that is named twice is one run.
+    runs = {str(run.folder): run for run in common.opened(traces, notice, FAULTY)}
     common.progress.say("Measuring")
-    results = [analyse_mismatch([run], 0, common.read_by).result for run in runs]
+    results = {}
+    for folder, run in runs.items():
+        results[folder] = analyse_mismatch([run], 0, common.read_by).result
     if not allow_partial:
-        _check_complete(results)
-    folders = [str(run.folder) for run in runs]
-    limits = limits_from([result.pairs for result in results])
-    text = limits_file(limits, dict(zip(folders, results, strict=True)), path.name)
+        _check_complete(results.values())
+    limits = limits_from([result.pairs for result in results.values()])
+    text = limits_file(limits, results, path.name)
     write_named(path, text, replace=common.force)
     common.progress.say(f"Wrote {path}")
     _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))
 
 
-def _check_complete(results: Sequence[MismatchResult]) -> None:
+def _check_complete(results: Iterable[MismatchResult]) -> None:
     for result in results:
         for part in result.about.partial:
             raise MismatchError(

@@ -94,9 +94,7 @@ def command(
         _check_only_printed(report.dialect, report.export, claimed, common)
         _print_as(report.dialect, traces, common)
         return
-    from mismatch_cli.trace.training_folder import training_runs
-
-    training = list(chain.from_iterable(map(training_runs, traces)))
+    training = _training_runs(traces)
     if training:
         _check_no_tokens(report.export, common)
         own = traces[0] if len(traces) == 1 else None
@@ -148,6 +146,22 @@ def _check_only_printed(
                 f"--as {dialect} only prints: leave out --{flag}. "
                 f"To write a file: --as {dialect} --json > FILE"
             )
+
+
+def _training_runs(named: list[Path]) -> list[Path]:
+    """The training runs that are named, or in folders that are; a `UsageError` for what is none
+    beside them.
+    """
+    from mismatch_cli.trace.training_folder import training_runs
+
+    runs_in = {path: training_runs(path) for path in named}
+    others = [path for path, runs in runs_in.items() if not runs]
+    if others and len(others) < len(runs_in):
+        raise UsageError(
+            f"{others[0]} is not a training run, as others that are named are: a report is of "
+            "training runs or of traces. Leave it out."
+        )
+    return list(chain.from_iterable(runs_in.values()))
 
 
 def _check_no_tokens(export: str | None, common: Common) -> None:

@@ -29,7 +29,10 @@ def verdict(result: ClippingResult) -> Verdict:
     if not rows:
         return Verdict("NOTHING JUDGED", "No algorithm can be applied to this trace.")
     if result.nothing_to_block:
-        return Verdict("NOTHING TO BLOCK", "Every advantage is 0, so there is no update.")
+        why = "Every advantage is 0, so there is no update."
+        if not result.counts.zero_advantage:
+            why = "No token counts: each is masked, or lacks a column that is needed."
+        return Verdict("NOTHING TO BLOCK", why)
     high, low = rows[0].strictness, rows[-1].strictness
     if not high:
         names = " and ".join(result.compared)
@@ -116,16 +119,20 @@ def _trial(result: ClippingResult, runs: Sequence[Path]) -> tuple[str, str]:
     """The first compared algorithm against another family at equal strictness, or what gives a
     trace in which masks differ.
     """
+    if result.nothing_to_block and result.counts.zero_advantage:
+        return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
+    if result.nothing_to_block:
+        return suggest("diagnose", *runs), "why no token counts"
     if result.has.recomputed == "equal weights":
-        return suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER
+        return suggest(
+            "rescore", *runs[:1], "--trainer-model", "LATER", "--weights", "newer"
+        ), _LATER
     # Algorithms that block alike differ, if at all, in what training makes of them.
     if verdict(result).words == _SAME and all(map(_can_be_typed, result.compared)):
         flags: list[str] = []
         for name in result.compared:
             flags += ("-a", name)
         return suggest("train", *flags), "equally strict: which learns more?"
-    if result.nothing_to_block:
-        return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
     for row, family, value in result.equally_strict:
         if _can_be_typed(row.algorithm):
             rival = f"{FAMILIES[family].typed}={value:.3g}"

@@ -84,11 +84,17 @@ _WHEN = {  # of a pair, in a few words
     "staleness": "staleness alone",
     "floor": "noise alone",
 }
+# Of traces with the same responses, a token that one of them lacks is masked in the others, too
+_JOINED = MASKED | {
+    "masked": (
+        "tokens are left out: masked here, or not measured in a trace with the same responses"
+    )
+}
 _VERDICTS: dict[str, tuple[str, Status]] = {  # the strongest first
     "gap": ("THE GAP DIFFERS", "mixed"),
     "metrics": ("SOME METRICS DIFFER", "mixed"),
-    "noise": ("NO DIFFERENCE", "good"),
     "untested": ("UNDECIDED", ""),
+    "noise": ("NO DIFFERENCE", "good"),
 }
 _SETTINGS = 4  # of all comparisons, on a screen
 _MANY = 3  # comparisons
@@ -206,15 +212,20 @@ def _share_of(trace: ComparedTrace, prompts: str) -> str:
 
 def _notes(result: ComparisonResult) -> tuple[str, ...]:
     notes = []
+    joined = set()  # traces with the same responses, by their names
+    for row in result.comparisons:
+        if row.pairing == "tokens":
+            joined |= {row.trace, row.against}
     for trace in result.traces:
-        notes += [f"{trace.name}: {note}" for note in _left_out(trace)]
+        reasons = _JOINED if trace.name in joined else MASKED
+        notes += [f"{trace.name}: {note}" for note in _left_out(trace, reasons)]
     for other, row in result.others:
         notes += _unlike(result.first, other, row)
     return tuple(notes)
 
 
-def _left_out(trace: ComparedTrace) -> list[str]:
-    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, MASKED)))
+def _left_out(trace: ComparedTrace, reasons: Mapping[str, str]) -> list[str]:
+    notes = list(left_out_of(trace.about, by_reason(trace.summary.counts, reasons)))
     if trace.left_out:
         notes.append(
             f"{numbers.count(trace.left_out)} of {numbers.count(trace.responses)} responses are "
@@ -235,7 +246,7 @@ def _unlike(first: ComparedTrace, other: ComparedTrace, row: TraceDifference) ->
     if row.on_tokens and row.on_tokens.masked_in_one:
         notes.append(
             f"{numbers.count(row.on_tokens.masked_in_one)} tokens are masked in only one of "
-            f"{row.against} and {row.trace}; they count in the other."
+            f"{row.against} and {row.trace}; they are left out of both."
         )
     return notes
 
@@ -285,7 +296,7 @@ def _times_larger(row: TraceDifference, key: str) -> MetricRow:
 
 
 def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
-    strongest = min((row.differs for row in rows), key=list(_VERDICTS).index)
+    strongest = min(map(_answer, rows), key=list(_VERDICTS).index)
     words, status = _VERDICTS[strongest]
     sentences = []
     for row in rows:
@@ -296,12 +307,28 @@ def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
     return Verdict(words, " ".join(filter(None, sentences)), status)
 
 
+def _answer(row: TraceDifference) -> str:
+    """What differs; nothing where all numbers are equal, which leaves no interval to test."""
+    if row.differs == "untested" and not _has_difference(row):
+        return "noise"
+    return row.differs
+
+
+def _has_difference(row: TraceDifference) -> bool:
+    return any(metric.difference.value for metric in row.metrics.values())
+
+
 def _how_much(row: TraceDifference) -> str:
-    """How many times larger the gap of the larger trace is."""
-    factor, larger, smaller = _larger_first(row, _GAP)
-    if not factor.value:
+    """How many times larger the gap of the larger trace is, by the mean that differs."""
+    key = _GAP
+    if row.metrics[_GAP_IN_PROBABILITY].more_than_noise and not row.metrics[_GAP].more_than_noise:
+        key = _GAP_IN_PROBABILITY
+    factor, larger, smaller = _larger_first(row, key)
+    if factor.value == 0:
+        return f"There is no gap in {row.trace}."
+    if factor.value is None:
         return ""
-    label = METRICS[_GAP].label
+    label = METRICS[key].label
     label = f"{label[0].upper()}{label[1:]}"
     times = numbers.times(factor.value).replace("> ", "more than ")
     # A difference can be certain although it is too small for a factor of two digits.
@@ -319,7 +346,7 @@ def _how_many(row: TraceDifference) -> str:
             f"{row.more_than_noise} of {row.tested} metrics differ by more than noise; about "
             f"{row.expected_by_chance:.0f} would by chance."
         )
-    if any(metric.difference.value for metric in row.metrics.values()):
+    if _has_difference(row):
         return "Too few prompts to tell this from noise."
     return "No metric differs."
 

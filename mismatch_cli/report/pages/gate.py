@@ -146,16 +146,13 @@ def _by_value_alone(result: GateAnalysis) -> Facts:
 
 def _reconciled(result: GateAnalysis) -> Facts:
     """Why one set of limits holds and another fails; empty where all agree."""
-    failed = {check.limits for check in result.exceeded}
-    passed = [limits.name for limits in result.sets if limits.name not in failed]
-    if not failed or not passed:
+    # A set that could not be judged does not hold either.
+    failing = {check.limits for check in result.checks if not check.holds}
+    passed = [limits.name for limits in result.sets if limits.name not in failing]
+    if not result.exceeded or not passed:
         return ()
-    failed_pairs, passed_pairs = set(), set()
-    for check in result.checks:
-        if check.holds:
-            passed_pairs.add(check.measured.pair)
-        else:
-            failed_pairs.add(check.measured.pair)
+    failed_pairs = {check.measured.pair for check in result.exceeded}
+    passed_pairs = {check.measured.pair for check in result.checks if check.holds}
     reason = (
         "publishers limit different metrics for different models, and limits differ by more than "
         "ten times"

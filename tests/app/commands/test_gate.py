@@ -272,6 +272,14 @@ def shown_as(trace: str) -> str:
     )
 
 
+def test_a_run_that_is_named_twice_is_one_good_run(gate, tmp_path):
+    path = tmp_path / "limits.toml"
+    assert gate(FLOAT32, FLOAT32, FP8, "--init", str(path))[0] == 0
+    assert "from 2 good runs:" in path.read_text()
+    sources = {limit.source.partition(" in ")[2] for limit in load_limits(str(path)).limits}
+    assert sources == {shown_as(FP8)}
+
+
 def test_init_judges_nothing_and_needs_complete_runs(gate, tmp_path):
     path = tmp_path / "limits.toml"
     code, _, err = gate(FP8, "--init", str(path), "--limits", "verl")

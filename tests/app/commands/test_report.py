@@ -232,6 +232,16 @@ def test_no_line_is_wider_than_the_terminal(run_folder, report, monkeypatch, wid
     assert "\x1b" not in out  # no colours in a file
 
 
+def test_a_trace_or_a_missing_folder_beside_a_training_run_is_not_ignored(tmp_path, typed):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.5}\n')
+    for other in (ROOT / "sample_data" / "traces" / "float32", tmp_path / "absent"):
+        for named in ((run, other), (other, run)):
+            code, _, error = typed("report", *map(str, named), "--no-plots")
+            assert code == 2 and f"{other.name} is not a training run" in error
+
+
 @pytest.mark.slow
 def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(
     run_folder, capfd, report, monkeypatch, tmp_path

@@ -4,12 +4,14 @@ to type.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.outline import Excerpt, Screen, TokenText
+from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.screen import as_text, screen_of
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
@@ -167,6 +169,30 @@ def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_f
     assert shown(result).notes[0] == page.notes[0]
     for column in ("advantage", "reward"):
         assert any(note.endswith(f"To get them: {way.format(column)}.") for note in page.notes)
+
+
+def test_without_an_update_no_later_trainer_is_advised() -> None:
+    """Where every advantage is 0, no trainer gives masks something to block."""
+    result = equal_weights_result()
+    runs = [Path("one"), Path("other")]
+    examples: list[Excerpt] = []
+    first = page_of_result(from_json(ClippingResult, result), examples, runs).next[0]
+    # It scores one trace at a time
+    assert first[0] == ("mismatch-cli rescore one --trainer-model LATER --weights newer")
+    result["counts"] |= {"tokens": 0, "zero_advantage": 9}
+    first = page_of_result(from_json(ClippingResult, result), examples, runs).next[0]
+    assert first[0] == "mismatch-cli curate MODEL --prompts FILE"
+    assert shown(result).verdict.text == "Every advantage is 0, so there is no update."
+
+
+@pytest.mark.parametrize("advantages", [True, False])
+def test_tokens_that_are_all_masked_have_no_advantage_of_0(advantages) -> None:
+    result = sample_result(advantages=advantages)
+    result["counts"] |= {"tokens": 0, "zero_advantage": 0, "masked": 9}
+    screen = shown(result)
+    assert screen.verdict.words == "NOTHING TO BLOCK"
+    assert screen.verdict.text.startswith("No token counts: each is masked")
+    assert screen.next[0][1] == "why no token counts"
 
 
 def test_verdicts() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mismatch_cli.base.json_form import from_json
@@ -16,9 +17,11 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Outline
 from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.screen import print_view
+from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.comparison_result import ComparisonResult
+from mismatch_cli.trace.reader import Trace
 from tests.report.printed import printed
-from tests.studies.compared import Row, first_two
+from tests.studies.compared import FLOAT32, Row, first_two, lacking, write_rows
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -188,3 +191,62 @@ def test_names_and_settings_are_escaped(result):
     html, text = render_html(page_of_result(made)), on_terminal(made, 100)
     assert "<b>" not in html and not CONTROL.search(html) and not CONTROL.search(text)
     assert "[red]$x$\\x1b[2J" in words(text)
+
+
+def test_the_page_says_what_is_left_out_of_traces_with_the_same_responses(float32_rows, tmp_path):
+    rows = float32_rows[:8]
+    whole = write_rows(tmp_path / "whole", rows, FLOAT32)
+    unscored = write_rows(tmp_path / "unscored", [lacking(row, 0, 2) for row in rows], FLOAT32)
+    lost = sum(len(row["response_ids"][::2]) for row in rows)
+    assert page(analyse_comparison(list(map(Trace.open, (whole, unscored))))).notes == (
+        f"whole: {lost} tokens are left out: masked here, or not measured in a trace with the same "
+        "responses.",
+        f"unscored: {lost} tokens have no valid log-probability on one side (see `mismatch-cli "
+        "diagnose`).",
+    )
+    masked = []
+    for row in rows:
+        mask = [position > 0 for position in range(len(row["response_ids"]))]
+        masked.append(row | {"loss_mask": mask})
+    analysis = analyse_comparison(
+        list(map(Trace.open, (whole, write_rows(tmp_path / "masked", masked, FLOAT32))))
+    )
+    assert {trace.summary.counts.masked for trace in analysis.result.traces} == {8}
+    assert page(analysis).notes[-1] == (
+        "8 tokens are masked in only one of whole and masked; they are left out of both."
+    )
+
+
+def test_the_verdict_is_about_the_mean_that_differs(float32_rows, tmp_path):
+    """A trainer that calls a tenth of the tokens impossible: these change |π − μ| alone."""
+    rows = []
+    for row in float32_rows:
+        logp = np.array(row["logp_trainer"])
+        logp[2::10] = -np.inf
+        rows.append(row | {"logp_trainer": logp.tolist()})
+    traces = [FLOAT32, write_rows(tmp_path / "truncated", rows, FLOAT32)]
+    verdict = page(analyse_comparison(list(map(Trace.open, traces)))).verdict
+    assert verdict.words == "THE GAP DIFFERS"
+    assert verdict.text.startswith(
+        "Mean |π − μ| is more than 1,000 × larger in truncated than in float32."
+    )
+
+
+def test_equal_traces_have_no_difference_and_an_undecided_one_is_not_hidden(result):
+    equal, few = with_differences(result, 0.0, 0), with_differences(result, 0.1, 0)
+    for made in (equal, few):
+        made["comparisons"][0] |= {"tested": 0, "differs": "untested"}
+    assert page_of_result(equal).verdict.words == "NO DIFFERENCE"
+    assert page_of_result(few).verdict.words == "UNDECIDED"
+    both = copy.deepcopy(result)
+    for row, differs in zip(both["comparisons"], ("noise", "untested"), strict=True):
+        row["differs"] = differs
+    verdict = page_of_result(both).verdict
+    assert (verdict.words, verdict.status) == ("UNDECIDED", "")
+
+
+def test_where_a_trace_has_no_gap_the_verdict_says_so(result):
+    made = copy.deepcopy(first_two(result))
+    made["comparisons"][0]["metrics"]["abs_d_mean"]["factor"] |= {"value": 0.0, "low": None}
+    text = page_of_result(made).verdict.text
+    assert text.startswith(f"There is no gap in {runs_of(result)[1]}. ")
