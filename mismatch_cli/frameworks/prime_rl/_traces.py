@@ -115,9 +115,12 @@ def _place(path: Path) -> tuple[str, Path]:
 
 
 def _has_trainer(path: Path) -> bool:
-    """Whether a file holds the trainer's annotations, by its first record."""
-    branches = next(records_of(path), {}).get("branches")
-    return isinstance(branches, list) and any("trainer_logprobs" in each for each in branches)
+    """Whether a file holds the trainer's annotations, by its first record with a branch."""
+    for record in records_of(path):
+        branches = record.get("branches")
+        if isinstance(branches, list) and branches:
+            return any("trainer_logprobs" in branch for branch in branches)
+    return False
 
 
 def blocks(
@@ -151,8 +154,9 @@ class _Join:
     def __init__(self, root: Path) -> None:
         self._episodes = _Stream(root / STREAM)
         folder = root / ANNOTATIONS
-        producers = {path.parent / path.name.split(".")[0] for path in folder.iterdir()}
-        streams = map(_Stream, sorted(producers))
+        # A hidden file, as systems leave in folders, is no producer's.
+        names = {path.name.split(".")[0] for path in folder.iterdir()} - {""}
+        streams = map(_Stream, map(folder.joinpath, sorted(names)))
         self._others = [stream for stream in streams if not stream.has_trainer]
         if not self._episodes.files:
             raise MismatchError(
@@ -172,8 +176,9 @@ class _Join:
             tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
         others: dict[int, list[Record]] = defaultdict(list)
-        for branch in chain.from_iterable(map(itemgetter("branches"), facts.annotations)):
-            others[branch["index"]].append(branch)
+        for annotation in facts.annotations:
+            for branch in annotation.get("branches") or ():
+                others[branch["index"]].append(branch)
         sequences: list[_Sequence] = []
         for branch in update["branches"]:
             index = branch["index"]
@@ -218,6 +223,8 @@ class _Stream:
         if self._index.is_file():
             for row, _ in self._new_rows(self._index):
                 path = self._chunk(row.get("chunk"))
+                if path is None:
+                    continue
                 for name in row.get("trace_ids") or [row.get("trace_id")]:
                     self._places.setdefault(name, []).append((path, row["offset"]))
             return
@@ -226,11 +233,14 @@ class _Stream:
                 for name in _names(record):
                     self._places.setdefault(name, []).append((path, start))
 
-    def _chunk(self, number: int | None) -> Path:
-        """The file of a chunk, as it is now: one may have been sealed since."""
+    def _chunk(self, number: int | None) -> Path | None:
+        """The file of a chunk, as it is now: one may have been sealed since. None if it is not
+        there, as in a copy of the newest chunks.
+        """
         if number is None:
             return self.files[0]
-        return next(path for path in self.files if path.name.startswith(f"{number:05d}."))
+        chunks = (path for path in self.files if path.name.startswith(f"{number:05d}."))
+        return next(chunks, None)
 
     def _new_rows(self, path: Path) -> Iterator[tuple[Record, int]]:
         """The whole lines that were not read before, with their places."""
