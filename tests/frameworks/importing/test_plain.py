@@ -19,7 +19,12 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks.importing import driver as _driver
 from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES
-from mismatch_cli.frameworks.importing.rows import WRONG_ADVANTAGE, WRONG_LENGTH, WRONG_TOP_K
+from mismatch_cli.frameworks.importing.rows import (
+    WRONG_ADVANTAGE,
+    WRONG_LENGTH,
+    WRONG_TOP_K,
+    text_key,
+)
 from mismatch_cli.frameworks.plain import importer as plain
 from mismatch_cli.frameworks.plain.importer import WRITER, meanings
 from mismatch_cli.trace.columns import COLUMNS
@@ -170,6 +175,24 @@ def test_recomputed_log_probs_make_the_trainer_newer(tmp_path):
         table.column("version_trainer").to_pylist() == [1, 1]
         and about["rows_with_newer_trainer"] == 2
     )
+
+
+def test_the_average_policy_is_a_second_side(tmp_path):
+    pair = {"logp_rollout": [-1.0, -2.0], "logp_average": [-1.0, -2.5]}
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [pair]), into=tmp_path / "trace")
+    assert (about["format"], about["left_out"]) == ("plain", {})
+    assert same_bits(table, "logp_average", [[-1.0, -2.5]])
+    assert "logp_trainer" not in table.column_names
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_names_of_prompts_may_be_texts_of_any_kind(tmp_path, kind):
+    names = pa.array(["a", None, "b", "a"], kind)
+    columns = {"logp_rollout": [[-1.0]] * 4, "logp_trainer": [[-1.5]] * 4, "prompt_id": names}
+    path = write_parquet(tmp_path / "d.parquet", pa.table(columns))
+    table, _ = imported(path, into=tmp_path / "trace")
+    ids = table.column("prompt_id").to_pylist()
+    assert ids[::2] == [text_key("a"), text_key("b")] and ids[3] == ids[0] != ids[1]
 
 
 def test_an_impossible_type_is_one_sentence(tmp_path):
