@@ -1,0 +1,157 @@
+"""Which tokens, rewards, steps and endings a trace of prime-rl has: small cases by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.frameworks.importing.rows import SHIFTED
+from mismatch_cli.frameworks.prime_rl import _traces
+from tests.frameworks.importing.layouts import Row, imported, write_lines
+from tests.frameworks.importing.prime_rl_run import Run, episode_of, node, trained
+
+NAN = float("nan")
+
+
+def trace_of(*nodes: Row, **more) -> Row:
+    return {"id": "t0", "task": {}, "nodes": list(nodes)} | more
+
+
+def sampled(ids: list[int], logp: list[float], parent: int = 0, **more) -> Row:
+    return node("assistant", ids, logp, parent=parent, **more)
+
+
+def table_of(tmp_path, *traces: Row):
+    path = write_lines(tmp_path / "traces.jsonl", list(traces))
+    return imported(path, into=tmp_path / "trace")
+
+
+def test_values_of_a_node_are_those_of_its_sampled_tokens_in_order(tmp_path):
+    """Two branches that share a prompt; a node without a mask was not sampled, and in one node
+    only some tokens were. Values of nodes that were not sampled are those of no token.
+    """
+    prompt = node("user", [1, 2]) | {"mask": None, "advantages": [9.0, 9.0]}
+    partly = sampled([5, 6, 7], [-0.25, -0.5]) | {
+        "mask": [True, False, True],
+        "trainer_logprobs": [-0.375, -0.75],
+        "advantages": [2.0, 3.0],
+    }
+    tool = node("tool", [8], parent=1)
+    last = sampled([9, 10], [-1.0, -1.5], 2)
+    other = sampled([11], [-2.0]) | {"entropies": [0.5]}
+    table, about = table_of(tmp_path, trace_of(prompt, partly, tool, last, other))
+    rows = table.to_pydict()
+    assert rows["prompt_ids"] == [[1, 2]] * 2
+    assert rows["response_ids"] == [[5, 6, 7, 8, 9, 10], [11]]
+    assert rows["loss_mask"] == [[True, False, True, False, False, False], [True]]
+    expected = [-0.25, NAN, -0.5, NAN, -1.0, -1.5]
+    assert np.array_equal(rows["logp_rollout"][0], expected, equal_nan=True)
+    expected = [-0.375, NAN, -0.75, NAN, NAN, NAN]
+    assert np.array_equal(rows["logp_trainer"][0], expected, equal_nan=True)
+    assert np.array_equal(rows["advantage"][0], [2.0, NAN, 3.0, *[NAN] * 3], equal_nan=True)
+    assert rows["entropy_trainer"] == [None, [0.5]]
+    assert rows["logp_rollout"][1] == [-2.0] and np.isnan(rows["advantage"][1]).all()
+    assert about["left_out"] == {} and SHIFTED not in about["noted"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": [-0.5]},
+        {"logprobs": [-0.5, -1.0, -1.5]},
+        {"mask": [True]},
+        {"mask": [False, True, True]},
+        {"token_ids": [5, 2**40]},
+        {"logprobs": [-0.5, "-1"]},
+    ],
+)
+def test_a_record_that_contradicts_itself_is_left_out_alone(tmp_path, more):
+    """Where a value is missing, nobody knows which token it belongs to."""
+    nodes = node("user", [1]), sampled([5, 6], [-0.5, -1.0])
+    table, about = table_of(tmp_path, trace_of(nodes[0], nodes[1] | more), trace_of(*nodes))
+    assert table.column("logp_rollout").to_pylist() == [[-0.5, -1.0]]
+    assert about["left_out"] == {_traces.UNREADABLE: 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "reward", "reason"),
+    [
+        ({}, None, "unknown"),
+        ({"rewards": {}, "calls": []}, None, "unknown"),
+        ({"rewards": {"a": {"score": 0.5}, "b": None}}, 0.5, "unknown"),
+        (
+            {"rewards": {"a": {"score": 0.5, "weight": 3.0}, "b": {"score": 4.0, "weight": -0.5}}},
+            -0.5,
+            "unknown",
+        ),
+        ({"calls": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}, None, "stop"),
+        (
+            {"calls": [{"finish_reason": "stop"}, {"error": "x", "finish_reason": "length"}]},
+            None,
+            "stop",
+        ),
+        ({"calls": [{"error": "x", "finish_reason": "stop"}]}, None, "unknown"),
+        ({"stop_condition": "max_turns", "calls": [{"finish_reason": "stop"}]}, None, "length"),
+        ({"stop_condition": "solved", "calls": [{"finish_reason": "stop"}]}, None, "stop"),
+    ],
+)
+def test_rewards_are_weighted_and_the_last_call_without_an_error_counts(
+    tmp_path, more, reward, reason
+):
+    nodes = node("user", [1]), sampled([5], [-0.5])
+    table, _ = table_of(tmp_path, trace_of(*nodes, **more))
+    has_reward = "reward" in table.column_names
+    assert (table.column("reward").to_pylist() if has_reward else [None]) == [reward]
+    assert table.column("finish_reason").to_pylist() == [reason]
+
+
+@pytest.mark.parametrize(
+    ("stages", "step"),
+    [
+        ({"ship": {"step": 4}, "arrival": {"step": 3}, "dispatch": {"step": 2}}, 4),
+        ({"ship": {"time": 1.0}, "arrival": {"step": 3}, "dispatch": {"step": 2}}, 3),
+        ({"ship": None, "arrival": {"step": None}, "dispatch": {"step": 2}}, 2),
+        ({"arrival": {"step": 0}}, 0),
+        ({}, 7),
+    ],
+)
+def test_the_step_is_that_of_the_latest_stage_which_has_one(tmp_path, stages, step):
+    row = {"prompt_ids": [1], "response_ids": [5], "logp_rollout": [-0.5], "finish_reason": "stop"}
+    episode = episode_of(row | {"reward": 1.0, "step": 7}, "t0")
+    episode["traces"][0]["info"] = {"kind": "train"} | stages
+    table, _ = table_of(tmp_path, episode)
+    assert table.column("step").to_pylist() == [step]
+
+
+def test_a_sequence_ends_where_the_values_of_the_trainer_end(tmp_path):
+    """It was cut for training; a null of the trainer is outside the loss."""
+    row = {
+        "prompt_ids": [1, 2],
+        "response_ids": [5, 6, 7, 8],
+        "logp_rollout": [-0.5, -1.0, -1.5, -2.0],
+        "logp_trainer": [-0.5, None, -1.75],
+        "entropy_trainer": [0.25, 0.5, 0.75],
+        "finish_reason": "stop",
+        "reward": 1.0,
+        "step": 3,
+    }
+    run = Run(tmp_path / "run")
+    run.append("stream", [episode_of(row, "t0")])
+    run.append("annotations/trainer", [trained(row, "t0")])
+    table, about = imported(tmp_path / "run", into=tmp_path / "trace")
+    rows = table.to_pydict()
+    assert rows["response_ids"] == [[5, 6, 7]]
+    assert rows["loss_mask"] == [[True, False, True]]
+    assert rows["logp_rollout"] == [[-0.5, -1.0, -1.5]]
+    assert rows["entropy_trainer"] == [[0.25, 0.5, 0.75]]
+    assert np.array_equal(rows["logp_trainer"][0], [-0.5, NAN, -1.75], equal_nan=True)
+    assert about["noted"] == {_traces.ROUNDED: 1}
+
+
+@pytest.mark.parametrize(("value", "is_rounded"), [(-0.1235, True), (-0.12355, False)])
+def test_every_value_of_both_sides_must_be_rounded(value, is_rounded):
+    for rollout, trainer in (([-0.5, value], [-1.25, None]), ([-0.5, None], [-1.25, value])):
+        of_tokens = {"logp_rollout": rollout, "logp_trainer": trainer, "advantage": [0.123456]}
+        sequence = _traces._Sequence([5, 6], [True, True], of_tokens, None, 0, None)
+        assert _traces._is_rounded(sequence) is is_rounded
+    assert not _traces._is_rounded(_traces._Sequence([5], [True], {}, None, 0, None))
