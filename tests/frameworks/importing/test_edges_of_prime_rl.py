@@ -8,7 +8,7 @@ import pytest
 from mismatch_cli.frameworks.importing.rows import SHIFTED
 from mismatch_cli.frameworks.prime_rl import _traces
 from tests.frameworks.importing.layouts import Row, imported, write_lines
-from tests.frameworks.importing.prime_rl_run import Run, episode_of, node, trained
+from tests.frameworks.importing.prime_rl_run import Run, episode_of, node, sealed, trained
 
 NAN = float("nan")
 
@@ -155,3 +155,56 @@ def test_every_value_of_both_sides_must_be_rounded(value, is_rounded):
         sequence = _traces._Sequence([5, 6], [True, True], of_tokens, None, 0, None)
         assert _traces._is_rounded(sequence) is is_rounded
     assert not _traces._is_rounded(_traces._Sequence([5], [True], {}, None, 0, None))
+
+
+ROW = {
+    "prompt_ids": [1],
+    "response_ids": [5, 6],
+    "logp_rollout": [-0.5, -1.0],
+    "logp_trainer": [-0.75, -1.25],
+    "entropy_trainer": [0.25, 0.5],
+    "advantage": [2.0, 2.0],
+    "finish_reason": "stop",
+    "reward": 1.0,
+    "step": 3,
+}
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_run_from_before_there_were_chunks(tmp_path, index):
+    """Each producer has one file, and its index names no chunk."""
+    run = Run(tmp_path / "run", index=index)
+    run.write([ROW, ROW | {"step": 4}])
+    for folder in sorted(run.traces.rglob("00000.jsonl")):
+        folder.rename(folder.parent.with_name(f"{folder.parent.name}.jsonl"))
+        folder.parent.rmdir()
+    for path in run.traces.rglob("*.index.jsonl"):
+        path.write_text(path.read_text().replace('"chunk": 0', '"chunk": null'))
+    table, about = imported(tmp_path / "run", into=tmp_path / "trace")
+    assert table.column("logp_trainer").to_pylist() == [ROW["logp_trainer"]] * 2
+    assert table.column("advantage").to_pylist() == [ROW["advantage"]] * 2
+    assert table.column("step").to_pylist() == [3, 4] and about["left_out"] == {}
+
+
+def test_a_chunk_that_is_being_sealed_counts_once(tmp_path):
+    """Its packed file may still be cut off."""
+    run = Run(tmp_path / "run")
+    run.write([ROW])
+    for path in list(run.traces.rglob("00000.jsonl")):
+        path.with_name("00000.jsonl.zst").write_bytes(sealed(path.read_bytes())[:20])
+    trainer = run.traces / "annotations" / "trainer" / "00000.jsonl"
+    table, _ = imported(trainer, into=tmp_path / "trace")
+    assert table.column("logp_rollout").to_pylist() == [ROW["logp_rollout"]]
+
+
+def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(tmp_path):
+    path = tmp_path / "traces" / "stream" / "00000.jsonl"
+    write_lines(path, [episode_of(ROW, "t0")])
+    line = path.read_bytes()
+    other = line.replace(b'"t0"', b'"t1"')
+    path.write_bytes(line + other[:-1])
+    stream = _traces._Stream(path.parent)
+    assert [record["id"] for record in stream.records("t0")] == ["et0"]
+    assert stream.records("t1") == []
+    path.write_bytes(line + other + line)
+    assert len(stream.records("t1")) == 1 and len(stream.records("t0")) == 2
