@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import SHIFTED
 from mismatch_cli.frameworks.prime_rl import _traces
 from tests.frameworks.importing.layouts import Row, imported, write_lines
@@ -208,3 +211,48 @@ def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(tmp_path):
     assert stream.records("t1") == []
     path.write_bytes(line + other + line)
     assert len(stream.records("t1")) == 1 and len(stream.records("t0")) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_of_traces"),
+    [
+        ({"trace_id", "info", "branches"}, True),
+        ({"trace_id", "info", "chunk"}, True),
+        ({"trace_id", "info"}, False),
+        ({"trace_id", "branches"}, False),
+        ({"info", "chunk"}, False),
+        ({"traces", "task", "id"}, True),
+        ({"nodes", "task"}, True),
+        ({"trace_ids", "chunk", "offset"}, True),
+        ({"traces", "nodes"}, False),
+        ({"trace_ids", "chunk"}, False),
+    ],
+)
+def test_the_keys_of_its_records(keys, is_of_traces):
+    assert _traces.is_of_traces(frozenset(keys)) is is_of_traces
+
+
+def test_a_block_is_full_once_it_has_enough_tokens_and_lines_count_from_1(tmp_path, monkeypatch):
+    """Of sequences of 3, 1, 3 and 5 tokens: the first two are exactly a block of 4."""
+    monkeypatch.setattr(_traces, "TOKENS_PER_BLOCK", 4)
+    prompt = node("user", [1])
+    lengths = (2, 0, 2, 4)
+    traces = [trace_of(prompt, sampled([5] * n, [-0.5] * n)) for n in lengths]
+    traces[1] = trace_of(sampled([5], [-0.5]) | {"parent": None})
+    traces.insert(2, trace_of(prompt, {"parent": 0, "mask": [True]}))
+    path = write_lines(tmp_path / "traces.jsonl", traces)
+    tally, read = Tally(), []
+    source = SimpleNamespace(path=path, span=None, name="traces.jsonl")
+    tables = _traces.blocks(source, tally, read.append)
+    assert [table.num_rows for table, _ in tables] == [2, 2]
+    assert tally.first == {_traces.UNREADABLE: "traces.jsonl, line 3"}
+    assert sum(read) == path.stat().st_size
+
+
+def test_one_branch_with_its_values_shows_the_trainer(tmp_path):
+    """Its files are read rather than the episodes; the other branch was not trained."""
+    both = [{"index": 1}, {"index": 0, "trainer_logprobs": [-0.5]}]
+    path = write_lines(tmp_path / "00000.jsonl", [{"trace_id": "t0", "branches": both}])
+    assert _traces._has_trainer(path)
+    write_lines(path, [{"trace_id": "t0", "branches": both[:1]}, {"branches": both}])
+    assert not _traces._has_trainer(path)
