@@ -185,6 +185,18 @@ def test_the_average_policy_is_a_second_side(tmp_path):
     assert "logp_trainer" not in table.column_names
 
 
+@pytest.mark.parametrize(("count", "end"), [(10, "x09)"), (11, "x09, …)")])
+def test_ten_unknown_columns_of_all_files_are_named_in_order(tmp_path, count, end):
+    pair = {"logp_rollout": [-1.0], "logp_trainer": [-1.5]}
+    names = [f"x{number:02}" for number in range(count)]
+    write_lines(tmp_path / "0.jsonl", [pair | dict.fromkeys(reversed(names[3:]), "text")])
+    write_lines(tmp_path / "1.jsonl", [pair | dict.fromkeys(names[:4], "text")])
+    paths = (tmp_path / "0.jsonl", tmp_path / "1.jsonl")
+    _, about = imported(*paths, into=tmp_path / "trace")
+    listed = ", ".join(names[:9])
+    assert about["left_out"] == {f"unknown columns ({listed}, {end}": count}
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_names_of_prompts_may_be_texts_of_any_kind(tmp_path, kind):
     names = pa.array(["a", None, "b", "a"], kind)
