@@ -189,15 +189,22 @@ def test_a_run_from_before_there_were_chunks(tmp_path, index):
     assert table.column("step").to_pylist() == [3, 4] and about["left_out"] == {}
 
 
-def test_a_chunk_that_is_being_sealed_counts_once(tmp_path):
+@pytest.mark.parametrize("index", [True, False])
+def test_a_chunk_that_is_being_sealed_counts_once(tmp_path, index):
     """Its packed file may still be cut off."""
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", index=index)
     run.write([ROW])
+    stream = run.traces / "stream"
     for path in list(run.traces.rglob("00000.jsonl")):
         path.with_name("00000.jsonl.zst").write_bytes(sealed(path.read_bytes())[:20])
     trainer = run.traces / "annotations" / "trainer" / "00000.jsonl"
     table, _ = imported(trainer, into=tmp_path / "trace")
     assert table.column("logp_rollout").to_pylist() == [ROW["logp_rollout"]]
+    assert [path.name for path in _traces._chunks(stream)] == ["00000.jsonl"]
+    (stream / "00000.jsonl").unlink()
+    (stream / "00001.jsonl").touch()
+    names = ["00000.jsonl.zst", "00001.jsonl"]
+    assert [path.name for path in _traces._chunks(stream)] == names
 
 
 def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(tmp_path):
