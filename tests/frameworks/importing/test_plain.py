@@ -198,12 +198,15 @@ def test_ten_unknown_columns_of_all_files_are_named_in_order(tmp_path, count, en
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_names_of_prompts_may_be_texts_of_any_kind(tmp_path, kind):
+def test_texts_may_be_of_any_kind(tmp_path, kind):
     names = pa.array(["a", None, "b", "a"], kind)
     columns = {"logp_rollout": [[-1.0]] * 4, "logp_trainer": [[-1.5]] * 4, "prompt_id": names}
+    columns["finish_reason"] = pa.array(["stop", "length", None, "stop"], kind)
     path = write_parquet(tmp_path / "d.parquet", pa.table(columns))
     table, _ = imported(path, into=tmp_path / "trace")
     ids = table.column("prompt_id").to_pylist()
+    reasons = ["stop", "length", "unknown", "stop"]
+    assert table.column("finish_reason").to_pylist() == reasons
     assert ids[::2] == [text_key("a"), text_key("b")] and ids[3] == ids[0] != ids[1]
 
 
