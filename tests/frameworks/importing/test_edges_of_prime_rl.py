@@ -52,7 +52,7 @@ def test_values_of_a_node_are_those_of_its_sampled_tokens_in_order(tmp_path):
     expected = [-0.375, NAN, -0.75, NAN, NAN, NAN]
     assert np.array_equal(rows["logp_trainer"][0], expected, equal_nan=True)
     assert np.array_equal(rows["advantage"][0], [2.0, NAN, 3.0, *[NAN] * 3], equal_nan=True)
-    assert rows["entropy_trainer"] == [None, [0.5]]
+    assert rows["entropy_trainer"] == [None, [0.5]] and rows["step"] == [0, 0]
     assert rows["logp_rollout"][1] == [-2.0] and np.isnan(rows["advantage"][1]).all()
     assert about["left_out"] == {} and SHIFTED not in about["noted"]
 
@@ -64,6 +64,7 @@ def test_values_of_a_node_are_those_of_its_sampled_tokens_in_order(tmp_path):
         {"logprobs": [-0.5, -1.0, -1.5]},
         {"mask": [True]},
         {"mask": [False, True, True]},
+        {"mask": [False, True]},
         {"token_ids": [5, 2**40]},
         {"logprobs": [-0.5, "-1"]},
     ],
