@@ -158,7 +158,9 @@ def test_every_value_of_both_sides_must_be_rounded(value, is_rounded):
         of_tokens = {"logp_rollout": rollout, "logp_trainer": trainer, "advantage": [0.123456]}
         sequence = _traces._Sequence([5, 6], [True, True], of_tokens, None, 0, None)
         assert _traces._is_rounded(sequence) is is_rounded
-    assert not _traces._is_rounded(_traces._Sequence([5], [True], {}, None, 0, None))
+    for of_tokens in ({"logp_rollout": [-0.5]}, {}):
+        sequence = _traces._Sequence([5], [True], of_tokens, None, 0, None)
+        assert _traces._is_rounded(sequence) is bool(of_tokens)
 
 
 ROW = {
