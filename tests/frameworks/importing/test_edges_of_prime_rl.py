@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
+from lab.makers.make_dump import export_record
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import SHIFTED
-from mismatch_cli.frameworks.prime_rl import _traces
-from tests.frameworks.importing.layouts import Row, imported, write_lines
+from mismatch_cli.frameworks.importing.sources import DumpFile
+from mismatch_cli.frameworks.prime_rl import _traces, importer
+from tests.frameworks.importing.layouts import Row, imported, prime_rl, real_rows, write_lines
 from tests.frameworks.importing.prime_rl_run import Run, episode_of, node, sealed, trained
 
 NAN = float("nan")
@@ -252,7 +253,7 @@ def test_a_block_is_full_once_it_has_enough_tokens_and_lines_count_from_1(tmp_pa
     traces.insert(2, trace_of(prompt, {"parent": 0, "mask": [True]}))
     path = write_lines(tmp_path / "traces.jsonl", traces)
     tally, read = Tally(), []
-    source = SimpleNamespace(path=path, span=None, name="traces.jsonl")
+    source = DumpFile(path, "traces.jsonl")
     tables = _traces.blocks(source, tally, read.append)
     assert [table.num_rows for table, _ in tables] == [2, 2]
     assert tally.first == {_traces.UNREADABLE: "traces.jsonl, line 3"}
@@ -266,3 +267,31 @@ def test_one_branch_with_its_values_shows_the_trainer(tmp_path):
     assert _traces._has_trainer(path)
     write_lines(path, [{"trace_id": "t0", "branches": both[:1]}, {"branches": both}])
     assert not _traces._has_trainer(path)
+
+
+def test_new_responses_of_a_growing_run_are_in_its_exports_or_its_trainers_annotations(tmp_path):
+    """Episodes and the orchestrator's annotations are looked up."""
+    run = Run(tmp_path)
+    run.write([ROW])
+    trainer = run.traces / "annotations" / "trainer" / "00000.jsonl"
+    export = write_lines(tmp_path / "token_exports" / "step_0" / "rank_0.jsonl", [{}])
+    paths = [export, *sorted(run.traces.rglob("00000.jsonl"))]
+    sources = [DumpFile(path, path.name) for path in paths]
+    assert [source.path for source in importer.carriers(sources)] == [export, trainer]
+    episodes = [source for source in sources if source.path.parent.name == "stream"]
+    assert importer.carriers(episodes) == []
+
+
+def test_the_newest_line_of_an_export_decides_whether_it_is_read(tmp_path):
+    lines = [export_record(row, 0, 0) for row in real_rows(2)]
+    lines[1]["schema_version"] = 2
+    with pytest.raises(MismatchError, match="schema_version 2"):
+        imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
+
+
+def test_the_first_of_the_traces_beside_exports_is_named(tmp_path):
+    Run(tmp_path).write([ROW])
+    prime_rl(tmp_path, real_rows(1))
+    _, about = imported(tmp_path, into=tmp_path / "trace")
+    first = "monitors/file/traces/annotations/orchestrator.index.jsonl"
+    assert about["left_out_first"][importer.BESIDE_EXPORTS] == first
