@@ -184,7 +184,7 @@ def _check(values: pa.Array, kind: pa.DataType) -> None:
         actual = actual.value_type
     if actual in (kind, pa.null()):
         return
-    if pa.types.is_string(kind) and _is_text(actual):
+    if pa.types.is_string(kind) and is_text(actual):
         return
     if not _is_number(kind):
         raise WRONG_TYPE(f"{actual} where {kind} belongs")
@@ -199,8 +199,10 @@ def _is_0_or_1(numbers: pa.Array) -> pa.BooleanArray:
     return pc.or_(pc.equal(numbers, 0), pc.equal(numbers, 1))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts, in any of Arrow's ways to hold them."""
+    of_kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_of_kind(kind) for is_of_kind in of_kinds)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -25,6 +25,7 @@ from mismatch_cli.frameworks.dialects._metric import (
     FrameworkMetric,
     Moments,
     Quantity,
+    count_trained,
     leaves_out_untrained,
 )
 from mismatch_cli.metrics.accumulator import Accumulator
@@ -139,6 +140,11 @@ class _Group(NamedTuple):
         """Whether a line is one of our own metrics."""
         return any(line.metric for line in self.lines)
 
+    @property
+    def leaves_out_untrained(self) -> bool:
+        """Whether a line leaves out responses whose advantages are all 0."""
+        return any(map(leaves_out_untrained, self.quantities))
+
     def measured_in(self, batch: TokenBatch) -> bool:
         """Whether a batch has every column that the lines need."""
         has_needs = all(getattr(batch, name) is not None for name in self.needs)
@@ -162,6 +168,7 @@ class _GroupState(Accumulator):
         self.totals_M = np.zeros(len(COLUMNS))  # for lines that are metrics of ours
         self.moments = [Moments() for _ in group.quantities]  # for the others
         self.tokens = self.out_of_support = 0
+        self.trained = 0  # responses, counted where a line leaves out the others
 
     def update(self, batch: TokenBatch, group: _Group) -> None:
         if not group.measured_in(batch):
@@ -171,6 +178,8 @@ class _GroupState(Accumulator):
             self.tokens += len(gaps.logq_N)
             if gaps.out_of_support_N is not None:
                 self.out_of_support += int(gaps.out_of_support_N.sum())
+            if group.leaves_out_untrained:
+                self.trained += count_trained(gaps)
             if group.has_metrics:
                 self.totals_M += token_sums(gaps).sum(axis=0)
             for quantity, moments in zip(group.quantities, self.moments, strict=True):
@@ -294,7 +303,8 @@ def _reading(line: FrameworkMetric, measured: tuple[_Group, _GroupState] | None)
     if state.tokens:
         # There were tokens, but the line counts none of them.
         leaves_out = any(map(leaves_out_untrained, line.quantities))
-        return MetricReading(line, None, _NO_ADVANTAGE if leaves_out else _NOT_DEFINED)
+        has_none = leaves_out and not state.trained
+        return MetricReading(line, None, _NO_ADVANTAGE if has_none else _NOT_DEFINED)
     columns = [f"logp_{policy}" for policy in COMPARES[line.pair]]
     columns += map(_trace_column, line.needs)
     return MetricReading(line, None, f"not measured: needs {' and '.join(columns)}")

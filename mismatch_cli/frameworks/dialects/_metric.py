@@ -172,6 +172,12 @@ def leaves_out_untrained(quantity: Quantity) -> bool:
     return isinstance(tokens, Tokens) and tokens.trained
 
 
+def count_trained(gaps: TokenGaps) -> int:
+    """How many responses have a nonzero advantage; all of them, if there are no advantages."""
+    trained_S = Tokens(_log_ratio_N, trained=True).trained_S(gaps)
+    return len(gaps.responses.length_S) if trained_S is None else int(trained_S.sum())
+
+
 def _log_ratio_N(gaps: TokenGaps) -> np.ndarray:
     """d; −inf out of support."""
     if gaps.out_of_support_N is None:

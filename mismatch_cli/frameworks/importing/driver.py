@@ -114,6 +114,8 @@ def import_dump(request: Import, folder: Path, progress: ImportProgress) -> dict
     is no manifest, and so no trace.
     """
     files = _files_to_read(request)
+    # Arrow reserves a gigabyte at its first allocation, which does not count as taken by a file.
+    pa.allocate_buffer(1)
     with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
         name, sources = _recognise(request, files, tally)

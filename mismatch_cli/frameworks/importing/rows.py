@@ -644,12 +644,14 @@ class _Cutter:
         """Kept rows with a log-probability at the last prompt position, but none at the last
         response position.
         """
+        null_S = _lists.is_null(logp)
         shifted_S = np.zeros(len(logp), dtype=bool)
-        has_prompt_S = self._keep_S & (self._prompt_S > 0)
-        if not _lists.is_null(logp).any():
-            values_T = _lists.flat(logp)
-            before = values_T[self._begin_S[has_prompt_S] - 1]
-            last = values_T[self._end_S[has_prompt_S] - 1]
-            # Nulls, and fillers above 0, are not log-probabilities.
-            shifted_S[has_prompt_S] = (before < 0) & (last == 0)
+        has_both_S = self._keep_S & ~null_S & (self._prompt_S > 0)
+        values_T = _lists.flat(logp)
+        # A null row has no values, so later rows are at earlier places than their positions say.
+        absent_S = _lists.offsets_of(np.where(null_S, self._total_S, 0))[:-1]
+        before = values_T[(self._begin_S - absent_S)[has_both_S] - 1]
+        last = values_T[(self._end_S - absent_S)[has_both_S] - 1]
+        # Nulls, and fillers above 0, are not log-probabilities.
+        shifted_S[has_both_S] = (before < 0) & (last == 0)
         return shifted_S[self._keep_S]

@@ -24,6 +24,7 @@ from mismatch_cli.trace import foreign_values
 
 EVALUATION = "evaluation files (eval_N.pt)"
 SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
+NOT_THERE = "files of rollouts that {} does not have: to read them, import their folder by itself"
 NO_LENGTH = "samples without a response length"
 WRONG_TOTAL = "samples whose number of tokens differs from their stated length"
 NO_NUMBER = "responses have a reward that is not a number: it is left empty"
@@ -48,6 +49,24 @@ _LENGTHS = ("response_length", "response_lengths", "total_length", "total_length
 NUMBERS = ("index", "sample_index", "truncated", *_LENGTHS)
 _FINISH = {"completed": "stop", "truncated": "length"}
 Sample = dict[str, Any]
+
+
+def leave_out_beside(best: Sequence[DumpFile], all_files: Sequence[DumpFile], tally: Tally) -> None:
+    """Count the files beside those of the best folder: of the same rollouts, or of others."""
+    chosen = {source.path for source in best}
+    beside = [source for source in all_files if source.path not in chosen]
+    rollouts = set(map(_rollout_number, best))
+    missing = [source for source in beside if _rollout_number(source) not in rollouts]
+    tally.leave_out(SAME_SAMPLES, len(beside) - len(missing))
+    if missing:
+        reason = NOT_THERE.format(best[0].path.parent.name)
+        tally.leave_out(reason, len(missing), missing[0].name)
+
+
+def _rollout_number(source: DumpFile) -> int | None:
+    """The first number in the name of a file; None without one."""
+    number = re.search(r"\d+", source.path.name)
+    return int(number[0]) if number else None
 
 
 def samples_of(content: Any, source: DumpFile) -> list[Sample]:

@@ -72,11 +72,11 @@ def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
     tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
-    losses, _ = _losses_and_others(trained)
+    losses, others = _losses_and_others(trained)
     for folder in ("train_data", "rollout_data", "dashboard_columns"):
         best = [source for source in trained if source.path.parent.name == folder]
         if best:
-            tally.leave_out(shared.SAME_SAMPLES, len(trained) - len(losses) - len(best))
+            shared.leave_out_beside(best, others, tally)
             return [*best, *losses]
     return trained
 
@@ -263,10 +263,11 @@ class _Losses:
         # With --use-rollout-logprobs, the loss's "old" log-probabilities are the engine's.
         if old is not None and bits_of(old) == bits_of(mu):
             old = None
+        recomputed = sample.get("log_probs")
         from_loss = {
             "train_log_probs": loss.get("train_log_probs"),
             "log_probs": None,
-            "old_log_probs": sample.get("log_probs", old),
+            "old_log_probs": old if recomputed is None else recomputed,
         }
         return sample | from_loss | {"newer_trainer": True}
 

@@ -81,7 +81,7 @@ def meanings() -> dict[str, str]:
 
 
 def recognises(peek: FileHead) -> bool:
-    others = {"response_ids", "token_ids", "logp_trainer", "logp_recomputed"}
+    others = {"response_ids", "token_ids", "logp_trainer", "logp_recomputed", "logp_average"}
     return peek.has("logp_rollout") and not others.isdisjoint(peek.keys)
 
 
@@ -258,7 +258,7 @@ def _cast(name: str, column: pa.Array, source: DumpFile, *, has_sequences: bool)
 def _is_text(kind: pa.DataType) -> bool:
     """Whether the column holds prompt names, to be hashed."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
+    return foreign_values.is_text(value)
 
 
 def _hashed(names: pa.Array) -> pa.Array:

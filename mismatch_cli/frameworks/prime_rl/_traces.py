@@ -32,6 +32,7 @@ from mismatch_cli.frameworks.importing.sources import (
     records_of,
 )
 from mismatch_cli.trace.columns import COLUMNS
+from mismatch_cli.trace.foreign_values import WRONG_TYPE, WRONG_VALUE
 
 STREAM, ANNOTATIONS, INDEX = "stream", "annotations", ".index.jsonl"
 NO_EPISODE = "trained sequences whose episode is not in traces/stream"
@@ -55,10 +56,17 @@ _LIMITS = frozenset(
     {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 )
 Record = dict[str, Any]
+_NOT_OF_A_TRACE = (WRONG_VALUE, WRONG_TYPE, OverflowError)  # what Arrow raises for such values
 
 
 _FLOATS = pa.list_(pa.float64())
 _OF_ROWS = ("reward", "step", "finish_reason")
+_KINDS = {
+    "ids": pa.list_(pa.int32()),
+    "loss_mask": pa.list_(pa.bool_()),
+    "of_tokens": pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()),
+    **{name: COLUMNS[name].type for name in _OF_ROWS},
+}
 
 
 class _TraceFacts(NamedTuple):
@@ -115,9 +123,12 @@ def _place(path: Path) -> tuple[str, Path]:
 
 
 def _has_trainer(path: Path) -> bool:
-    """Whether a file holds the trainer's annotations, by its first record."""
-    branches = next(records_of(path), {}).get("branches")
-    return isinstance(branches, list) and any("trainer_logprobs" in each for each in branches)
+    """Whether a file holds the trainer's annotations, by its first record with a branch."""
+    for record in records_of(path):
+        branches = record.get("branches")
+        if isinstance(branches, list) and branches:
+            return any("trainer_logprobs" in branch for branch in branches)
+    return False
 
 
 def blocks(
@@ -151,8 +162,9 @@ class _Join:
     def __init__(self, root: Path) -> None:
         self._episodes = _Stream(root / STREAM)
         folder = root / ANNOTATIONS
-        producers = {path.parent / path.name.split(".")[0] for path in folder.iterdir()}
-        streams = map(_Stream, sorted(producers))
+        # A hidden file, as systems leave in folders, is no producer's.
+        names = {path.name.split(".")[0] for path in folder.iterdir()} - {""}
+        streams = map(_Stream, map(folder.joinpath, sorted(names)))
         self._others = [stream for stream in streams if not stream.has_trainer]
         if not self._episodes.files:
             raise MismatchError(
@@ -172,8 +184,9 @@ class _Join:
             tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
         others: dict[int, list[Record]] = defaultdict(list)
-        for branch in chain.from_iterable(map(itemgetter("branches"), facts.annotations)):
-            others[branch["index"]].append(branch)
+        for annotation in facts.annotations:
+            for branch in annotation.get("branches") or ():
+                others[branch["index"]].append(branch)
         sequences: list[_Sequence] = []
         for branch in update["branches"]:
             index = branch["index"]
@@ -218,6 +231,8 @@ class _Stream:
         if self._index.is_file():
             for row, _ in self._new_rows(self._index):
                 path = self._chunk(row.get("chunk"))
+                if path is None:
+                    continue
                 for name in row.get("trace_ids") or [row.get("trace_id")]:
                     self._places.setdefault(name, []).append((path, row["offset"]))
             return
@@ -226,11 +241,14 @@ class _Stream:
                 for name in _names(record):
                     self._places.setdefault(name, []).append((path, start))
 
-    def _chunk(self, number: int | None) -> Path:
-        """The file of a chunk, as it is now: one may have been sealed since."""
+    def _chunk(self, number: int | None) -> Path | None:
+        """The file of a chunk, as it is now: one may have been sealed since. None if it is not
+        there, as in a copy of the newest chunks.
+        """
         if number is None:
             return self.files[0]
-        return next(path for path in self.files if path.name.startswith(f"{number:05d}."))
+        chunks = (path for path in self.files if path.name.startswith(f"{number:05d}."))
+        return next(chunks, None)
 
     def _new_rows(self, path: Path) -> Iterator[tuple[Record, int]]:
         """The whole lines that were not read before, with their places."""
@@ -317,7 +335,8 @@ def _sequence(
                 of_tokens[ours] = stream[its]
     ids = _joined(nodes, "token_ids")
     # A sequence may have been cut for training: it ends where the trainer's values end.
-    mask = zip(_joined(nodes, "mask"), of_tokens["logp_trainer"] or ids, strict=False)
+    masks = chain.from_iterable(map(_mask_of, nodes))
+    mask = zip(masks, of_tokens["logp_trainer"] or ids, strict=False)
     in_loss = [bool(is_sampled) and value is not None for is_sampled, value in mask]
     if not any(in_loss):
         return None
@@ -331,15 +350,31 @@ def _joined(nodes: Sequence[Record], name: str) -> list[Any]:
     return list(chain.from_iterable(node.get(name) or () for node in nodes))
 
 
+def _mask_of(node: Record) -> list[bool]:
+    """Which tokens of a node were sampled: none without a mask. A ValueError for one that is not as
+    long as the tokens.
+    """
+    ids = node.get("token_ids") or ()
+    mask: list[bool] = node.get("mask") or [False] * len(ids)
+    if len(mask) != len(ids):
+        raise ValueError("a mask does not have one flag per token")
+    return mask
+
+
 def _spread(nodes: Sequence[Record], name: str) -> list[float | None] | None:
-    """The compact values of the sampled tokens at their places, None elsewhere; None without."""
+    """The compact values of the sampled tokens at their places, None elsewhere; None without. A
+    ValueError for a node that has another number of values.
+    """
     if not any(node.get(name) for node in nodes):
         return None
     spread: list[float | None] = []
     for node in nodes:
-        values = iter(node.get(name) or ())
-        for is_sampled in node.get("mask") or ():
-            spread.append(next(values, None) if is_sampled else None)
+        mask, values = _mask_of(node), node.get(name) or ()
+        if values and any(mask) and len(values) != sum(map(bool, mask)):
+            raise ValueError(f"{name} do not have one value per sampled token")
+        rest = iter(values)
+        for is_sampled in mask:
+            spread.append(next(rest, None) if is_sampled else None)
     return spread
 
 
@@ -374,7 +409,7 @@ def _step(facts: _TraceFacts) -> int:
         info |= record.get("info") or {}
     stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), _work(facts.episode))
     for stage in stages:
-        if stage and "step" in stage:
+        if stage and stage.get("step") is not None:
             return int(stage["step"])
     return 0
 
@@ -391,18 +426,33 @@ def _finish_reason(trace: Record) -> str | None:
 
 
 def _table(sequences: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
-    of_tokens = _column(sequences, "of_tokens", pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()))
-    per_token = dict(zip(_STREAMS, of_tokens.flatten(), strict=True))
-    ids = _column(sequences, "ids", pa.list_(pa.int32()))
-    mask = _column(sequences, "loss_mask", pa.list_(pa.bool_()))
-    responses, keep_S = split_sequences(ids, mask, per_token, tally, where)
-    of_rows = {name: _column(sequences, name, COLUMNS[name].type) for name in _OF_ROWS}
+    try:
+        columns = _columns(sequences)
+    except _NOT_OF_A_TRACE:
+        fitting = list(filter(_fits, sequences))
+        tally.leave_out(UNREADABLE, len(sequences) - len(fitting), where)
+        sequences, columns = fitting, _columns(fitting)
+    per_token = dict(zip(_STREAMS, columns["of_tokens"].flatten(), strict=True))
+    responses, keep_S = split_sequences(
+        columns["ids"], columns["loss_mask"], per_token, tally, where
+    )
+    of_rows = {name: columns[name] for name in _OF_ROWS}
     of_rows[NOTE + ROUNDED] = pa.array(map(_is_rounded, sequences), pa.bool_()).cast(pa.int64())
     return pa.table(responses | _lists.select_rows(of_rows, keep_S))
 
 
-def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.Array:
-    return pa.array(map(attrgetter(name), sequences), kind)
+def _columns(sequences: Sequence[_Sequence]) -> dict[str, pa.Array]:
+    """The fields of the sequences, in the types of a trace."""
+    return {name: pa.array(map(attrgetter(name), sequences), kind) for name, kind in _KINDS.items()}
+
+
+def _fits(sequence: _Sequence) -> bool:
+    """Whether the values of a sequence have the types of a trace."""
+    try:
+        _columns([sequence])
+    except _NOT_OF_A_TRACE:
+        return False
+    return True
 
 
 def _is_rounded(sequence: _Sequence) -> bool:

@@ -131,19 +131,33 @@ def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]
     row.
     """
     mask = columns["loss_mask"]
-    rl, kl = (columns[name] for name in _WEIGHTS)
     lengths_S = _lists.lengths_of(mask)
-    are_aligned = all(np.array_equal(_lists.lengths_of(each), lengths_S) for each in (rl, kl))
-    # Without weights, every token of the mask counts.
-    if not are_aligned or rl.flatten().null_count == len(rl.flatten()):
-        return mask, np.zeros(len(mask), np.int64)
     mask_T = _lists.flat(mask).astype(bool)
-    no_rl_T = np.nan_to_num(_lists.flat(rl), nan=1.0) == 0
-    no_kl_T = np.nan_to_num(_lists.flat(kl), nan=0.0) == 0
-    unseen_T = no_rl_T & no_kl_T
-    row_T = _lists.rows_of(lengths_S)[mask_T & unseen_T]
+    # By default a token has an RL weight of 1, and none of a reference KL.
+    rl_T, kl_T = (
+        _weights(columns[name], lengths_S, default)
+        for name, default in zip(_WEIGHTS, (1.0, 0.0), strict=True)
+    )
+    unseen_T = mask_T & (rl_T == 0) & (kl_T == 0)
+    if not unseen_T.any():
+        return mask, np.zeros(len(mask), np.int64)
+    row_T = _lists.rows_of(lengths_S)[unseen_T]
     unseen_S = np.bincount(row_T, minlength=len(mask)).astype(np.int64)
-    return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask)), unseen_S
+    # In Arrow, so that a null flag stays one, for which its row is left out.
+    flags = pc.and_not(mask.flatten(), pa.array(unseen_T))
+    return _lists.from_flat(flags, lengths_S, _lists.is_null(mask)), unseen_S
+
+
+def _weights(column: pa.Array, lengths_S: np.ndarray, default: float) -> np.ndarray:
+    """A weight for each token of these lengths: the default where it is null, and in rows whose
+    weights are not one per token.
+    """
+    weights_T = np.full(int(lengths_S.sum()), default, np.float32)
+    own_S = _lists.lengths_of(column)
+    fits_S = own_S == lengths_S
+    values_T = _lists.flat(column)[np.repeat(fits_S, own_S)]
+    weights_T[np.repeat(fits_S, lengths_S)] = np.nan_to_num(values_T, nan=default)
+    return weights_T
 
 
 def being_written(paths: Sequence[Path]) -> set[Path]:

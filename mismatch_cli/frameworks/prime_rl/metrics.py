@@ -51,7 +51,8 @@ def _share(flags: Quantity, *, logs: bool) -> ResponseMeans:
 
 def _kl_over(flags: Quantity) -> Quantity:
     """The mean of r − 1 − d over the tokens of a response with a flag; 0 without such a token."""
-    flagged = replace(_K3, column=lambda gaps: K3.column(gaps) * flags(gaps))
+    # A product of r − 1 − d beyond float32 with a flag of 0 would be NaN.
+    flagged = replace(_K3, column=lambda gaps: np.where(flags(gaps), K3.column(gaps), 0))
 
     def kl_S(gaps: TokenGaps) -> np.ndarray:
         sum_S, share_S = ResponseMeans(flagged)(gaps), _share(flags, logs=True)(gaps)

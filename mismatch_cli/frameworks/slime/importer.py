@@ -41,7 +41,7 @@ def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
     better = [source for source in trained if source.path.parent.name == "train_data"]
     if better:
-        tally.leave_out(shared.SAME_SAMPLES, len(trained) - len(better))
+        shared.leave_out_beside(better, trained, tally)
     return better or trained
 
 

@@ -334,6 +334,35 @@ def test_prime_rl_does_not_see_groups_without_signal(write):
     assert readings["mismatch_kl/all/mean"] == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "advantage", "reason"),
+    [
+        (-1.5, 0.0, "whose advantages are all 0, and here all are"),
+        (-math.inf, 1.0, "not defined for these tokens"),
+        (-1.5, 1.0, "not defined for these tokens"),
+        (-1.5, None, "not defined for these tokens"),
+    ],
+)
+def test_why_prime_rl_has_no_spread(write, trainer, advantage, reason):
+    """Equal rewards are the reason only if no response has an advantage; one token has none."""
+    more = {} if advantage is None else {"advantage": [[advantage]]}
+    trace = write(rows([[-1.0]], logp_trainer=[[trainer]], **more))
+    readings = dialects.readings([trace], ["prime-rl"]).by_framework["prime-rl"]
+    spread = next(reading for reading in readings if reading.line.name == "mismatch_kl/all/std")
+    assert spread.value is None and reason in spread.why
+
+
+def test_a_masked_token_beyond_float32_is_not_among_the_unmasked_ones(write):
+    """At the first token, r is e^94.9; prime-rl adds up the tokens of each mask."""
+    trace = write(rows([[-95.0, -0.5], [-1.0, -2.0]], logp_trainer=[[-0.1, -0.7], [-1.1, -2.2]]))
+    readings = measure([trace], ["prime-rl"])["prime-rl"]
+    small, large = math.exp(-0.1) - 0.9, math.exp(-0.2) - 0.8
+    expected = (large + (small + large) / 2) / 2
+    assert readings["unmasked_mismatch_kl/mean"] == pytest.approx(expected, rel=1e-5)
+    assert readings["masked_mismatch_kl/mean"] is None
+    assert readings["is_masked/mean"] == 0.25
+
+
 def test_shards_and_traces_are_one_measurement(write):
     columns = {
         "logp_trainer": PI,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -176,3 +178,32 @@ def test_half_a_character_in_a_dump_is_left_out_or_named(tmp_path, capfd):
     (tmp_path / "folder" / "a\udcff.jsonl").write_text("{}")
     assert run(["import", str(tmp_path / "folder"), "-o", str(tmp_path / "out2")]) == 1
     assert "not UTF-8. Rename the file" in capfd.readouterr().err
+
+
+IN_ONE_PROCESS = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing.driver import Import, import_dump
+progress = SimpleNamespace(say=print, counting=lambda *_, **__: nullcontext(lambda _: None))
+for name in ("unknown", "plain"):
+    folder = Path(name)
+    folder.mkdir()
+    try:
+        import_dump(Import([Path(f"{name}.jsonl")]), folder, progress)
+    except MismatchError as error:
+        print(error)
+"""
+
+
+def test_what_arrow_reserves_is_not_the_size_of_a_file(tmp_path):
+    """It reserves a gigabyte once in a process: here in the second import, as in a `watch`."""
+    pair = {"response_ids": [5], "logp_trainer": [-1.0]}
+    layouts.write_lines(tmp_path / "unknown.jsonl", [pair])
+    layouts.write_lines(tmp_path / "plain.jsonl", [pair | {"logp_rollout": [-1.5]}])
+    command = [sys.executable, "-c", IN_ONE_PROCESS]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "unknown.jsonl: unrecognized format" in shown
+    assert "Importing 1 file" in shown and "expands far beyond" not in shown

@@ -53,6 +53,12 @@ def test_log_probabilities_of_nobody_in_particular_are_those_of_the_side_that_is
         assert guess_columns(columns_in(records), {}) == {f"logp_{missing}": "logprobs"}
 
 
+def test_the_average_policy_is_not_taken_for_the_trainer():
+    columns = {"prompt_ids": [[3], [4]], "response_ids": IDS, "logp_average": LOG_PROBABILITIES}
+    records = rows(**columns, vllm_logprobs=LOG_PROBABILITIES)
+    assert guess_columns(columns_in(records), {}) == {"logp_rollout": "vllm_logprobs"}
+
+
 def test_ids_that_end_with_a_response_of_one_token_hold_both_prompt_and_response():
     columns = {"response_tokens": [[7], [1]], "logp_rollout": [[-0.5], [-2.0]]}
     both = guess_columns(columns_in(rows(prompt_tokens=[[3, 7], [4, 1]], **columns)), {})

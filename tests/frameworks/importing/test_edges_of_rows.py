@@ -59,6 +59,16 @@ def test_only_a_log_probability_before_the_response_shows_a_shift(tmp_path, befo
     assert about["noted"].get(SHIFTED, 0) == shifted
 
 
+def test_a_row_without_log_mu_hides_no_shift_of_another(tmp_path):
+    """The null row is longer than the shifted one behind it; the last row is not shifted."""
+    longer = {"token_ids": [1, 2, 3, 5, 6], "loss_mask": [0, 0, 0, 1, 1], "logp_rollout": None}
+    row = {"token_ids": [1, 2, 5], "loss_mask": [0, 0, 1]}
+    shifted = row | {"logp_rollout": [0.0, -1.0, 0.0]}
+    lines = [longer, shifted, longer, row | {"logp_rollout": [0.0, 0.0, -1.0]}]
+    _, about = imported(write_lines(tmp_path / "d.jsonl", lines), into=tmp_path / "trace")
+    assert about["noted"][SHIFTED] == 1
+
+
 def test_a_zero_is_doubted_by_the_first_other_side_that_its_token_has(tmp_path):
     """The recomputed one where there is one, and the trainer's in the second response."""
     records = [

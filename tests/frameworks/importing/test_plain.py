@@ -19,7 +19,12 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks.importing import driver as _driver
 from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES
-from mismatch_cli.frameworks.importing.rows import WRONG_ADVANTAGE, WRONG_LENGTH, WRONG_TOP_K
+from mismatch_cli.frameworks.importing.rows import (
+    WRONG_ADVANTAGE,
+    WRONG_LENGTH,
+    WRONG_TOP_K,
+    text_key,
+)
 from mismatch_cli.frameworks.plain import importer as plain
 from mismatch_cli.frameworks.plain.importer import WRITER, meanings
 from mismatch_cli.trace.columns import COLUMNS
@@ -170,6 +175,39 @@ def test_recomputed_log_probs_make_the_trainer_newer(tmp_path):
         table.column("version_trainer").to_pylist() == [1, 1]
         and about["rows_with_newer_trainer"] == 2
     )
+
+
+def test_the_average_policy_is_a_second_side(tmp_path):
+    pair = {"logp_rollout": [-1.0, -2.0], "logp_average": [-1.0, -2.5]}
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [pair]), into=tmp_path / "trace")
+    assert (about["format"], about["left_out"]) == ("plain", {})
+    assert same_bits(table, "logp_average", [[-1.0, -2.5]])
+    assert "logp_trainer" not in table.column_names
+
+
+@pytest.mark.parametrize(("count", "end"), [(10, "x09)"), (11, "x09, …)")])
+def test_ten_unknown_columns_of_all_files_are_named_in_order(tmp_path, count, end):
+    pair = {"logp_rollout": [-1.0], "logp_trainer": [-1.5]}
+    names = [f"x{number:02}" for number in range(count)]
+    write_lines(tmp_path / "0.jsonl", [pair | dict.fromkeys(reversed(names[3:]), "text")])
+    write_lines(tmp_path / "1.jsonl", [pair | dict.fromkeys(names[:4], "text")])
+    paths = (tmp_path / "0.jsonl", tmp_path / "1.jsonl")
+    _, about = imported(*paths, into=tmp_path / "trace")
+    listed = ", ".join(names[:9])
+    assert about["left_out"] == {f"unknown columns ({listed}, {end}": count}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_texts_may_be_of_any_kind(tmp_path, kind):
+    names = pa.array(["a", None, "b", "a"], kind)
+    columns = {"logp_rollout": [[-1.0]] * 4, "logp_trainer": [[-1.5]] * 4, "prompt_id": names}
+    columns["finish_reason"] = pa.array(["stop", "length", None, "stop"], kind)
+    path = write_parquet(tmp_path / "d.parquet", pa.table(columns))
+    table, _ = imported(path, into=tmp_path / "trace")
+    ids = table.column("prompt_id").to_pylist()
+    reasons = ["stop", "length", "unknown", "stop"]
+    assert table.column("finish_reason").to_pylist() == reasons
+    assert ids[::2] == [text_key("a"), text_key("b")] and ids[3] == ids[0] != ids[1]
 
 
 def test_an_impossible_type_is_one_sentence(tmp_path):

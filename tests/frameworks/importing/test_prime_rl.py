@@ -11,6 +11,7 @@ from lab.makers.make_dump import export_record
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.rows import BEYOND, NO_MASK, SHIFTED, UNEQUAL
+from mismatch_cli.frameworks.prime_rl.importer import UNWEIGHED
 from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
@@ -88,6 +89,27 @@ def test_tokens_of_other_losses_are_masked(tmp_path):
     masks = table.column("loss_mask").to_pylist()
     assert masks[1][-2:] == [False, True] and all(masks[0]) and all(masks[2])
     assert about["noted"] == {"tokens without RL weight (cross-entropy only) are masked": 1}
+
+
+def test_a_row_without_weights_of_losses_has_the_default_ones(tmp_path):
+    """A token of no RL weight counts if its reference KL does, and never by its neighbors."""
+    lines = records(6)
+    for line in lines:
+        size = len(line["loss_mask"])
+        line |= {"rl_weights": [None] * (size - 3) + [0.0, 0.5, 0.0]}
+        line |= {"ref_kl_weights": [0.0] * (size - 1) + [2.0]}
+    lines[0]["rl_weights"] = None
+    lines[1]["ref_kl_weights"] = None
+    lines[2]["rl_weights"].pop()
+    lines[3]["ref_kl_weights"] = [None] * len(lines[3]["loss_mask"])
+    lines[5]["loss_mask"][-2] = None
+    table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
+    assert about["left_out"] == {NO_MASK: 1}
+    masks = table.column("loss_mask").to_pylist()
+    all_three, one, two = [True] * 3, [False, True, True], [False, True, False]
+    assert [mask[-3:] for mask in masks] == [all_three, two, all_three, two, one]
+    assert all(all(mask[:-3]) for mask in masks)
+    assert about["noted"] == {UNWEIGHED: 5}
 
 
 def test_broken_sequences_are_left_out_by_reason(tmp_path):

@@ -157,3 +157,42 @@ def test_what_is_missing_is_said(tmp_path):
     run.write(ROWS[:1])
     with pytest.raises(MismatchError, match="has version 2"):
         imported(run.traces / "annotations" / "newer", into=tmp_path / "newer")
+
+
+def test_a_hidden_file_beside_the_producers_is_none(tmp_path):
+    run = Run(tmp_path / "run")
+    run.write(ROWS)
+    (run.traces / "annotations" / ".DS_Store").write_bytes(b"")
+    table, _ = imported(tmp_path / "run", into=tmp_path / "trace")
+    assert_is_of_rows(table)
+
+
+@pytest.mark.parametrize("lost", ["stream", "annotations/orchestrator"])
+def test_a_chunk_that_was_not_copied_is_that_of_no_record(tmp_path, lost):
+    """Without its episodes no sequence is whole; without the orchestrator a step is the
+    arrival's.
+    """
+    run = Run(tmp_path / "run")
+    run.write(ROWS[:3])
+    run.seal()
+    run.write(ROWS[3:], 3)
+    (run.traces / lost / "00000.jsonl.zst").unlink()
+    table, about = imported(tmp_path / "run", into=tmp_path / "trace")
+    if lost == "stream":
+        assert about["left_out"][_traces.NO_EPISODE] == 3
+        assert_holds(table, ROWS[3:], "logp_trainer", "advantage")
+    else:
+        assert table.column("step").to_pylist() == [1] * 6
+        assert_holds(table, ROWS, "logp_trainer", "logp_rollout")
+
+
+def test_annotations_without_a_branch_say_nothing_of_their_producer(tmp_path):
+    """Those of the trainer may begin with one; the orchestrator's may have only its step."""
+    run = Run(tmp_path / "run")
+    run.append("annotations/trainer", [trained(ROWS[0], "t9") | {"branches": []}])
+    run.write(ROWS)
+    step = {"trace_id": "t0", "info": {"ship": {"step": 7}}, "branches": None}
+    run.append("annotations/orchestrator", [step])
+    table, _ = imported(tmp_path / "run", into=tmp_path / "trace")
+    assert_holds(table, ROWS, "logp_trainer", "advantage")
+    assert table.column("step").to_pylist() == [7, *[row["step"] for row in ROWS[1:]]]

@@ -19,6 +19,7 @@ from mismatch_cli.frameworks.importing.samples import (
     NO_LENGTH,
     NO_NUMBER,
     NORMALISED,
+    NOT_THERE,
     OTHER_TYPES,
     SAME_SAMPLES,
     WRONG_TOTAL,
@@ -170,6 +171,27 @@ def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
     assert about["noted"][NORMALISED] == 64 and set(table.column("reward").to_pylist()) == {0.5}
 
 
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_rollouts_that_were_not_trained_are_not_said_to_be_the_same_samples(tmp_path, framework):
+    """As in a run that is still going: the newest rollouts have no train data."""
+    rows = real_rows(2)
+    miles = {} if framework == "slime" else {"metadata": {}}
+    if framework == "slime":
+        slime_train(tmp_path / "train_data" / "10.pt", rows, rollout_id=10)
+    else:
+        for rank in range(2):
+            save_rank(tmp_path / "train_data" / f"10_{rank}.pt", slime_columns(rows))
+    for number in (1, 10, 11):
+        path = tmp_path / "rollout_data" / f"{number}.pt"
+        write_records(path, slime_samples(rows), rollout_id=number, **miles)
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    assert table.column("step").to_pylist() == [10, 10]
+    reason = NOT_THERE.format("train_data")
+    assert about["format"] == framework
+    assert (about["left_out"][SAME_SAMPLES], about["left_out"][reason]) == (1, 2)
+    assert about["left_out_first"][reason] == "rollout_data/1.pt"
+
+
 def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
     save_rank(tmp_path / "train_data" / "0_0.pt", slime_columns(real_rows(2)))
     save_rank(tmp_path / "train_data" / "0_1.pt", slime_columns(real_rows(4)), cp_size=2)
@@ -202,6 +224,16 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
     else:
         assert "logp_recomputed" not in table.column_names
         assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
+
+
+def test_an_empty_log_pi_of_a_rollout_does_not_hide_that_of_the_loss(tmp_path):
+    rows = real_rows(2)
+    samples = [sample | {"log_probs": None} for sample in slime_samples(rows)]
+    write_records(tmp_path / "rollout_data" / "0.pt", samples, metadata={})
+    save_losses(tmp_path / "policy_loss_debug" / "rank_0_call_0.pt", losses(rows))
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    assert_holds(table, rows, "logp_trainer", "logp_recomputed")
+    assert about["left_out"] == {}
 
 
 def test_a_sample_outside_the_loss_has_no_current_policy(tmp_path):
