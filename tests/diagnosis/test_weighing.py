@@ -221,7 +221,7 @@ def test_a_trace_without_a_fault_and_one_with_a_large_gap_are_decided(bf16_pool)
 ])  # fmt: skip
 def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, findings, decided):
     expected = Expected(0.01, 0.06, "bf16 against bf16", "logits on a grid", True)
-    evidence = SimpleNamespace(expected=expected)
+    evidence = SimpleNamespace(expected=expected, gap=SimpleNamespace(value=1.0))
     diagnosis = Findings(evidence, findings, Unexplained(nats, 1.0))
     assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(findings)
     assert diagnosis.shares.expected == pytest.approx(min(1, 0.06 / nats))
