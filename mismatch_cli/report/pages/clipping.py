@@ -74,9 +74,8 @@ _NO_ADVANTAGES = (
     "overlap, sweeps and means. To get them: {way}."
 )
 _LACKING = (
-    "{number} responses have no {column} and are left out, so that every algorithm is judged on "
-    "the same tokens. To include them, name only algorithms that do not need it, with "
-    "--algorithm."
+    "Left out: {responses} without {column}, so that every algorithm is judged on the same "
+    "tokens. To include them, name only algorithms that do not need it, with --algorithm."
 )
 _RECOMPUTED = {
     "measured": "measured: masks on both anchors are judged",
@@ -171,7 +170,7 @@ def _notes(result: ClippingResult) -> Iterator[str]:
     yield from left_out_of(about, by_reason(counts, _LEFT_OUT))
     for column, responses in counts.lacking.items():
         if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
-            yield _LACKING.format(number=numbers.count(responses), column=column)
+            yield _LACKING.format(responses=numbers.things(responses, "response"), column=column)
     if not result.names_algorithms:
         yield from _in_short(result, _unsupported(result))
 
