@@ -218,3 +218,21 @@ def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
 
 def test_free_memory_is_found():
     assert 2**26 < full_divergence.free_memory() < 2**50
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [("max", 700, 3072), (None, 700, 3072), (9000, 700, 3072), (1000, 700, 450), (1000, 1200, 0)],
+)
+def test_free_memory_is_that_of_the_container(limit, used, free, tmp_path, monkeypatch):
+    """3 KiB are free in the system, and 150 bytes of what is used are files that were read."""
+    monkeypatch.setattr(full_divergence, "Path", lambda name: tmp_path / name[1:])
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 3 kB\n")
+    if limit is not None:
+        (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text("anon 550\ninactive_file 150\n")
+    assert full_divergence.free_memory() == free

@@ -339,6 +339,27 @@ with folder.claim_folder(Path(sys.argv[1]), lambda: None):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def test_a_refused_folder_with_a_writer_is_refused_for_its_writer(tmp_path):
+    """What it holds may be unfinished; without a writer, its content is the reason."""
+    folder = tmp_path / "run"
+    reason = MismatchError("holds something else")
+
+    def refuse() -> None:
+        raise reason
+
+    with (
+        claim_folder(folder, lambda: None),
+        pytest.raises(MismatchError, match="another process"),
+        claim_folder(folder, refuse),
+    ):
+        pass
+    for name in (".lock", "notes.txt"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).touch()
+        with pytest.raises(MismatchError, match="holds something else"):
+            claim_folder(folder, refuse).__enter__()
+
+
 def test_the_lock_of_a_removed_folder_does_not_count(tmp_path):
     """After a holder removes the folder with its lock, no other process believes that it holds
     it.

@@ -207,7 +207,8 @@ def test_one_set_is_evaluated_as_before(tmp_path):
 
 def test_before_the_first_step_each_set_is_named_where_there_are_several(monkeypatch):
     said: list[str] = []
-    a_run: Any = SimpleNamespace(say=said.append, write=lambda _: None, save=lambda _: None)
+    steps: list[int] = []
+    a_run: Any = SimpleNamespace(say=said.append, write=lambda _: None, save=steps.append)
     for sets in ({"math": 0.25}, {"math": 0.25, "words": 0.75}):
         evaluation = {"eval_accuracy": 0.5, "eval": sets}
         monkeypatch.setattr(
@@ -216,3 +217,4 @@ def test_before_the_first_step_each_set_is_named_where_there_are_several(monkeyp
         evaluate_before(a_run)
     first = "Accuracy before the first step: 0.500"
     assert said == [first, f"{first} (math 0.250, words 0.750)"]
+    assert steps == [0, 0]  # after which a resumed run continues

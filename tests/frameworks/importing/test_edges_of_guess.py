@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
-from mismatch_cli.frameworks.importing.no_dump import text_only
+from mismatch_cli.frameworks.importing.no_dump import lacking, text_only
 from tests.frameworks.importing.layouts import real_rows
 
 IDS, LOG_PROBABILITIES = [[7, 8, 9], [1, 0]], [[-0.5, -0.25, -1.0], [-2.0, -0.125]]
@@ -65,3 +65,8 @@ def test_ids_that_end_with_a_response_of_one_token_hold_both_prompt_and_response
     assert both == {"response_ids": "response_tokens"}
     prompt = guess_columns(columns_in(rows(prompt_tokens=[[7, 3], [1, 4]], **columns)), {})
     assert prompt == {"prompt_ids": "prompt_tokens", "response_ids": "response_tokens"}
+
+
+def test_ids_that_some_rows_lack_are_ids():
+    columns = {"tokens": [[1, 2], None], "words": ["a", "b"], "shares": [[0.5], [0.25]]}
+    assert lacking(columns, []).startswith("has lists of whole numbers (tokens), but no log-prob")

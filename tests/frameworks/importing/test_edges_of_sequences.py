@@ -37,6 +37,16 @@ def test_each_target_is_the_token_after_it(tmp_path, tokens, fits):
     assert about["left_out"] == ({} if fits else {NOT_MOVED: 1})
 
 
+def test_targets_without_tokens_and_tokens_without_targets_do_not_fit(tmp_path):
+    side = {"loss_mask": [0, 1], "logp_rollout": [0.0, -0.5]}
+    records = [{"token_ids": [7, 8], "target_ids": [8, 9]} | side]
+    for tokens, targets in (([1], []), ([], [1]), ([1, 2], None), (None, [2, 3])):
+        records.append({"token_ids": tokens, "target_ids": targets} | side)
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
+    assert table.column("response_ids").to_pylist() == [[9]]
+    assert about["left_out"] == {NOT_MOVED: 4}
+
+
 @pytest.mark.parametrize("moved", [True, False])
 def test_one_advantage_applies_to_the_whole_response_of_a_sequence(tmp_path, moved):
     """As a number or as a list of one, with a mask; by itself it does not show where to cut."""
