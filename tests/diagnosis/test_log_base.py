@@ -186,8 +186,6 @@ def test_one_response_is_chance():
     finding = log_base.check(SimpleNamespace(sample=sample, model=None))
     assert (finding.status, finding.effect, finding.measure) == ("clear", 0.1, "share of responses")
     assert "of the 9 responses that can show it" in finding.reason
-    only = sample_of(natural_T[:8] / LN["2"], natural_T[:8], [8])
-    assert log_base.check(SimpleNamespace(sample=only, model=None)).effect == 1.0
 
 
 def test_a_base_on_both_sides_is_of_all_responses(monkeypatch):
