@@ -75,7 +75,7 @@ def short_name(name: str) -> str:
 
 
 def _without_folders(name: str) -> str:
-    return name.rsplit("/", 1)[-1]
+    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:

@@ -362,8 +362,12 @@ def _shortened(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for config in configs:
         short = shorten_paths(dict(config))
         for key, value in config.items():
-            if len(paths_of.get((key, str(short[key])), ())) > 1:
-                short[key] = shorten_to_folder(str(value))
+            if not isinstance(value, str):
+                continue
+            if len(paths_of.get((key, short[key]), ())) > 1:
+                short[key] = shorten_to_folder(value)
+            # A completed folder ends in a slash, which is the same folder.
+            short[key] = short[key].rstrip("/")
         shortened.append(short)
     return shortened
 

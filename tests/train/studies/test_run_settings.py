@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.studies.run_settings import BEFORE, settings_of_runs, task_of
 from mismatch_cli.train.studies.training import TrainingAnalysis, steps_of, what_was_trained
 from mismatch_cli.train.train_config import TrainConfig
@@ -46,6 +48,8 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}],
                                      ["model", "model (2)"]),
+    "folders with a slash": ([{"model": "runs/a/base/"}, {"model": "runs/b/tuned/"}],
+                             ["base", "tuned"]),
     "a long name": (
         [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
         ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
@@ -115,6 +119,13 @@ def test_at_most_three_models_and_sets_of_problems_are_named(number, models, pro
     """Each once, however many runs have it."""
     runs = [make_run(model=f"/models/m{n}", dataset=f"/data/d{n}") for n in (*range(number), 0)]
     assert what_was_trained(runs) == [models, problems]
+
+
+def test_a_watched_run_that_counts_from_0_or_was_joined_late_has_the_steps_on_record():
+    for first in (0, 100):
+        records = [{"step": first + place, "reward": 0.5} for place in range(3)]
+        run = replace(make_run(steps=1), records=records, watched=WatchState((), (), ()))
+        assert steps_of([run]) == "3 steps"
 
 
 @pytest.mark.parametrize(("steps", "words"), [

@@ -162,6 +162,14 @@ def test_different_files_of_one_name_stay_different_settings(tmp_path: Path) -> 
     assert [run.config["dataset"] for run in read_runs(paths[1:2])] == ["…/train.jsonl"]
 
 
+def test_a_slash_at_the_end_makes_no_other_folder(tmp_path: Path) -> None:
+    paths = []
+    for number, model in enumerate(("base/tuned", "base/tuned/", "/base/tuned/")):
+        path = write(tmp_path / f"{number}", {"step": 1}, config=f'model = "{model}"')
+        paths.append(path)
+    assert [run.config["model"] for run in read_runs(paths)] == ["base/tuned"] * 2 + ["…/tuned"]
+
+
 def test_masks_of_one_name_in_two_folders_are_two_algorithms(tmp_path: Path) -> None:
     paths = []
     for place in ("wide", "narrow"):
