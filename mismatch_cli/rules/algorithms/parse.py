@@ -285,8 +285,8 @@ def _set_parameters(
         chosen = {}
         for name, default in factor.parameters.items():
             if name in remaining:
-                # The default cap is ∞, which cannot be typed: the example in an error is 0
-                example = 0.0 if default == inf else default
+                # The default cap is ∞, which cannot be typed: the example in an error is 1
+                example = 1.0 if default == inf else default
                 chosen[name] = _convert(remaining.pop(name), example)
         tuned.insert(0, factor.with_parameters(**chosen))
     return tuple(tuned)
