@@ -206,6 +206,8 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
     models = view_of(trained(high, model="m") + trained(low, model="n"))
     assert models.verdict.words == "NO CLEAR DIFFERENCE"
     assert "within each of 2 models or problems; none is above another" in models.verdict.text
+    graded = view_of(trained(high, reward="a.py:f") + trained(low, reward="b.py:f")).notes
+    assert graded[-1].startswith("The runs use different problems or rewards, so their rewards")
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.73)}
     settings = column(tables(models)["By run"], "setting")
