@@ -64,6 +64,27 @@ def test_names_are_checked_against_the_runs(runs, capfd):
         assert words in err and hold in err, (name, err)
 
 
+def test_two_names_of_one_algorithm_are_no_comparison(runs, capfd):
+    names = ("clip-higher", "grpo-clip-higher")
+    assert run(["report", str(runs), "-a", names[0], "-a", names[1], "--json"]) == 2
+    err = capfd.readouterr().err
+    assert "clip-higher and grpo-clip-higher are both grpo-clip-higher in these runs" in err
+
+
+def test_a_mask_in_another_folder_is_named_by_its_whole_path(tmp_path, capfd):
+    """The runs have a short one, with the folder where that tells two masks apart."""
+    for masks in (("/a/wide.py", "/a/narrow.py"), ("/a/wide/mask.py", "/a/narrow/mask.py")):
+        folder = tmp_path / Path(masks[0]).stem
+        for seed, mask in enumerate(masks):
+            path = saved(folder, make_run("pg-is", seed, steps=3))
+            text = (path / "config.toml").read_text()
+            (path / "config.toml").write_text(text.replace('"pg-is"', f'"{mask}"'))
+        assert run(["report", str(folder), "-a", masks[0], "-a", masks[1], "--json"]) == 0
+        (claim,) = json.loads(capfd.readouterr().out)["claims"]
+        short = ["…/" + "/".join(mask.split("/")[2:]) for mask in masks]
+        assert [claim["algorithm"], claim["rival"]] == short
+
+
 def test_what_a_report_of_runs_does_not_have_is_refused(runs, capfd):
     for arguments, words in (
         ([str(runs), "-a", "pg-is"], "--algorithm is typed twice"),
