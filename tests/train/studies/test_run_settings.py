@@ -89,6 +89,15 @@ def test_seeds_are_averaged_only_within_a_setting() -> None:
     assert list(TrainingAnalysis.of(runs[:2]).settings) == [""]
 
 
+def test_the_decay_of_the_average_is_a_setting_only_where_updates_depend_on_it() -> None:
+    decays = {"ppo": 0.0, "ppo-ewma": 0.9, "ppo-ewma:ε=0.1": 0.99, "pg-is": 0.5}
+    runs = [make_run(name, steps=1, average_decay=decay) for name, decay in decays.items()]
+    names = [f"average decay {decay}" for decay in (0.9, 0.9, 0.99, 0.9)]
+    assert settings_of_runs(runs) == names
+    assert settings_of_runs([runs[0], runs[1], runs[3]]) == ["", "", ""]
+    assert settings_of_runs([runs[0], runs[3]]) == ["", ""]
+
+
 def test_only_runs_of_one_task_are_rivals() -> None:
     runs = [
         make_run("pg-is", seed, steps=2, model=model, lora=lora)
