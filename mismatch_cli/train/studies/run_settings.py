@@ -161,7 +161,7 @@ def _in_words(key: str, value: Any) -> str:
     if key == "environment" and not value:
         return "no environment"
     if key == "environment" or (key in _NAMES and value):
-        return _cut(_without_folders(str(value)))
+        return _cut(",".join(map(_without_folders, str(value).split(","))))
     # Elsewhere 0 means the default, while as a staleness it is a number like any other.
     if key == "staleness":
         return f"staleness {value}"

@@ -356,20 +356,31 @@ def _shortened(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     paths_of: dict[tuple[str, str], set[str]] = {}
     for config in configs:
         for key, value in config.items():
-            if isinstance(value, str) and isabs(value):
-                paths_of.setdefault((key, shorten_paths(value)), set()).add(value)
-    shortened = []
+            for path in filter(isabs, _paths(key, value)):
+                paths_of.setdefault((key, shorten_paths(path)), set()).add(path)
+
+    def short(key: str, path: str) -> str:
+        shortened = str(shorten_paths(path))
+        if len(paths_of.get((key, shortened), ())) > 1:
+            shortened = shorten_to_folder(path)
+        # A completed folder ends in a slash, which is the same folder.
+        return shortened.rstrip("/")
+
+    every_config = []
     for config in configs:
-        short = shorten_paths(dict(config))
+        shortened = shorten_paths(dict(config))
         for key, value in config.items():
-            if not isinstance(value, str):
-                continue
-            if len(paths_of.get((key, short[key]), ())) > 1:
-                short[key] = shorten_to_folder(value)
-            # A completed folder ends in a slash, which is the same folder.
-            short[key] = short[key].rstrip("/")
-        shortened.append(short)
-    return shortened
+            if isinstance(value, str):
+                shortened[key] = ",".join(short(key, path) for path in _paths(key, value))
+        every_config.append(shortened)
+    return every_config
+
+
+def _paths(key: str, value: Any) -> list[str]:
+    """The paths of a setting: several evaluation sets have commas between them."""
+    if not isinstance(value, str):
+        return []
+    return value.split(",") if key == "eval_dataset" else [value]
 
 
 def _read_run(folder: Path, name: str, config: Mapping[str, Any]) -> TrainingRun:

@@ -48,6 +48,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}],
                                      ["model", "model (2)"]),
+    "several evaluation sets": (
+        [{"eval_dataset": f"sets/{first}.jsonl,sets/b.jsonl"} for first in "ac"],
+        ["a.jsonl,b.jsonl", "c.jsonl,b.jsonl"],
+    ),
     "folders with a slash": ([{"model": "runs/a/base/"}, {"model": "runs/b/tuned/"}],
                              ["base", "tuned"]),
     "a long name": (

@@ -170,6 +170,17 @@ def test_a_slash_at_the_end_makes_no_other_folder(tmp_path: Path) -> None:
     assert [run.config["model"] for run in read_runs(paths)] == ["base/tuned"] * 2 + ["…/tuned"]
 
 
+def test_every_evaluation_set_has_its_name(tmp_path: Path) -> None:
+    paths = []
+    for number, sets in enumerate(("/x/a.jsonl,/y/test.jsonl", "/x/c.jsonl,/z/test.jsonl")):
+        path = write(tmp_path / f"{number}", {"step": 1}, config=f'eval_dataset = "{sets}"')
+        paths.append(path)
+    assert [run.config["eval_dataset"] for run in read_runs(paths)] == [
+        "…/a.jsonl,…/y/test.jsonl",
+        "…/c.jsonl,…/z/test.jsonl",
+    ]
+
+
 def test_masks_of_one_name_in_two_folders_are_two_algorithms(tmp_path: Path) -> None:
     paths = []
     for place in ("wide", "narrow"):
