@@ -309,7 +309,8 @@ def _leading_row(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> Me
     """A number of an algorithm, which is named if there are several."""
     mean = group.number(metric.key)
     value, _, half = plain(mean).partition(" ")
-    interval = f"{half}, 95 % over {len(group.runs)} seeds" if half else numbers.MISSING
+    seeds = group.runs_with(metric.key)
+    interval = f"{half}, 95 % over {seeds} seeds" if half else numbers.MISSING
     name = _label(study, metric, group)
     if len(study.by_algorithm) > 1:
         name += f" · {group.name}"
