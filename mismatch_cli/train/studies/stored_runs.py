@@ -53,7 +53,7 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
 
 def _name_of_runs(name: str, used: Sequence[str]) -> str:
     """The algorithm as the runs call it, by this name or an alias of it."""
-    from mismatch_cli.rules.algorithms.parse import parse_algorithm
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm, usual_meaning
     from mismatch_cli.rules.algorithms.table import ALIASES
 
     usual_name = ALIASES.get(name, name)
@@ -64,7 +64,7 @@ def _name_of_runs(name: str, used: Sequence[str]) -> str:
         if same in used:
             return same
     for alias in reversed(used):
-        if ALIASES.get(alias) == usual_name:
+        if usual_name in (ALIASES.get(alias), usual_meaning(alias)):
             return alias
     hold = f"The runs hold: {', '.join(used)}."
     near = registry.did_you_mean(name, used)

@@ -51,6 +51,15 @@ def test_an_alias_is_the_algorithm_of_the_runs(runs, capfd):
     assert claim["algorithm"] == "grpo-clip-higher"
 
 
+def test_a_usual_word_in_a_preset_is_the_algorithm_that_it_means(runs, capfd):
+    for folder in runs.glob("dppo-*"):
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace('"dppo-binary-tv"', '"dppo"'))
+    assert run(["report", str(runs), "-a", "dppo", "-a", "pg-is", "--json"]) == 0
+    (claim,) = json.loads(capfd.readouterr().out)["claims"]
+    assert claim["algorithm"] == "dppo"
+
+
 def test_names_are_checked_against_the_runs(runs, capfd):
     hold = "The runs hold: dppo-binary-tv, grpo-clip-higher, pg-is."
     for name, words in {
