@@ -265,13 +265,15 @@ def _convert(typed: _ParameterText, default: Threshold) -> Threshold:
         raise UsageError(
             f"{name}={text} is neither true nor false. Example: {name}={str(default).lower()}"
         )
+    # A default of ∞, such as that of a cap, cannot be typed.
+    example = default if isfinite(default) else 1.0
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise UsageError(f"{name}={text} is not a {kind}. Example: {name}={default}") from None
+        raise UsageError(f"{name}={text} is not a {kind}. Example: {name}={example}") from None
     if not isfinite(value):
-        raise UsageError(f"{name}={text} is not a finite number. Example: {name}={default}")
+        raise UsageError(f"{name}={text} is not a finite number. Example: {name}={example}")
     return value
 
 
@@ -285,9 +287,7 @@ def _set_parameters(
         chosen = {}
         for name, default in factor.parameters.items():
             if name in remaining:
-                # The default cap is ∞, which cannot be typed: the example in an error is 1
-                example = 1.0 if default == inf else default
-                chosen[name] = _convert(remaining.pop(name), example)
+                chosen[name] = _convert(remaining.pop(name), default)
         tuned.insert(0, factor.with_parameters(**chosen))
     return tuple(tuned)
 
