@@ -280,15 +280,16 @@ def _convert(typed: _ParameterText, default: Threshold) -> Threshold:
 def _set_parameters(
     factors: Sequence[Factor], texts: Mapping[str, _ParameterText]
 ) -> tuple[Factor, ...]:
-    """Factors with the typed parameters; each one applies to the last factor that has it."""
-    remaining = dict(texts)
-    tuned: list[Factor] = []
-    for factor in reversed(factors):
-        chosen = {}
-        for name, default in factor.parameters.items():
-            if name in remaining:
-                chosen[name] = _convert(remaining.pop(name), default)
-        tuned.insert(0, factor.with_parameters(**chosen))
+    """Factors with the typed parameters; each one applies to the last factor that has it, among
+    those that the algorithm sets itself: a cap of CISPO's ratio, not of one without bounds.
+    """
+    tuned = list(factors)
+    for name, text in texts.items():
+        places = [place for place, factor in enumerate(factors) if name in factor.parameters]
+        own = [place for place in places if factors[place].chosen]
+        for place in (own or places)[-1:]:
+            value = _convert(text, factors[place].parameters[name])
+            tuned[place] = tuned[place].with_parameters(**{name: value})
     return tuple(tuned)
 
 
