@@ -91,6 +91,13 @@ def shorten_paths(value: Any) -> Any:
     return _ABSOLUTE.sub(lambda match: _short(match.group()), value)
 
 
+def shorten_to_folder(path: str) -> str:
+    """An absolute path with the folder that it is in: relative to the working folder, or
+    `…/FOLDER/NAME`.
+    """
+    return _short(path, 2)
+
+
 def shorten_apart(*values: Any) -> tuple[Any, ...]:
     """Different values, shown so that they still differ: each path with as many names as that
     takes.

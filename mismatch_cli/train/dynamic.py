@@ -118,6 +118,9 @@ def _sampled(groups: list[PromptGroup]) -> Record:
     for group in groups:
         if not np.isnan(group.reward_S).all():
             means.append(mean_reward(group.reward_S))
+    if not means:
+        # Nothing was graded, and the error says of how many responses.
+        means = list(chain.from_iterable(group.reward_S for group in groups))
     return {
         "groups": len(groups),
         "teaching": _teaching(groups),

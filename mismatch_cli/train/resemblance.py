@@ -28,6 +28,15 @@ class Target:
     within: float | None = None
     factor: float | None = None
 
+    def __post_init__(self) -> None:
+        """Raise a `TypeError` for a table from which nothing can be compared after the first step
+        of a run.
+        """
+        limits = [limit for limit in (self.within, self.factor) if limit is not None]
+        are_numbers = all(isinstance(each, int | float) for each in (self.value, *limits))
+        if not (isinstance(self.key, str) and are_numbers) or self.factor == 0:
+            raise TypeError(self.name)
+
     def measured(self, line: Mapping[str, Any]) -> float | None:
         """The run's own number; None if it has not been measured."""
         inner: Any = line

@@ -225,6 +225,8 @@ class RunInProgress:
         if not self.world.first:
             grader = grader | {"timeouts": 0, "unstated": 0}
         self.task.grader.load_state_dict(grader)
+        # It counts on from there: without this, the first step would have all of them.
+        self._answers = (0, grader.get("unstated", 0))
         self._cut_back(checkpoint.step)
         if checkpoint.step == self.config.steps:
             self._has_model = self.world.broadcast((self.folder / "model").is_dir())

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.options import build
-from mismatch_cli.train.dynamic import PromptGroup, with_other_problems
+from mismatch_cli.train.dynamic import PromptGroup, _sampled, with_other_problems
 from mismatch_cli.train.step import Step
 from mismatch_cli.train.train_config import TrainConfig
 
@@ -46,6 +47,13 @@ def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
 def test_no_more_problems_are_sampled_than_the_step_needs(own, expected, sampled):
     step = learned_from(own, ["c", "same again"], ["e", "f"], ["g", "h"])
     assert step == (expected, sampled)
+
+
+def test_rewards_that_grade_nothing_are_counted_over_all_groups():
+    reward_S = np.full(3, np.nan)
+    groups = [PromptGroup(None, [None] * 3, reward_S, np.zeros(3))] * 2
+    with pytest.raises(MismatchError, match="graded none of 6 responses"):
+        _sampled(groups)
 
 
 @pytest.mark.parametrize(("rewards", "teaches"), [([0, 0.5, 1], True), ([0.5, 0.5, 0.5], False)])

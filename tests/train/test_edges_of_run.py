@@ -146,6 +146,20 @@ def test_every_rank_knows_the_questions_given_up_and_one_has_their_counts(
     assert (state["timeouts"], state["unstated"]) == counts
 
 
+def test_answers_before_a_resumed_run_are_not_those_of_its_first_step(tmp_path, monkeypatch):
+    """Its grader counts responses without an answer from the checkpoint on, others from 0."""
+    run = at_checkpoint(tmp_path, 3, True, monkeypatch)
+    RunInProgress.restore(run)
+    run.config.task, run.config.turns = SimpleNamespace(reward=None), SimpleNamespace(environment=0)
+    messages: list[str] = []
+    run.say, run._warned_of_answers = messages.append, False
+    responses = SimpleNamespace(truncated_S=np.zeros(4), reward_S=np.zeros(4))
+    RunInProgress._warn_of_no_answers(run, (3, 4), responses)
+    assert messages == []
+    RunInProgress._warn_of_no_answers(run, (4, 7), responses)
+    assert messages == [without_answer(3, 4)]
+
+
 @pytest.mark.parametrize(("staleness", "minibatches", "epochs", "share", "is_read"), [
     (0, 1, 1, 0.1, False), (0, 2, 1, 0.1, True), (0, 1, 2, 0.1, True), (1, 1, 1, 0.1, True),
     (1, 2, 2, 0.0, False),

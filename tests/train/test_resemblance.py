@@ -98,3 +98,15 @@ def test_a_run_says_it_once_and_goes_on(tmp_path, capsys):
     assert said.count("The start is not like the guess in reward: reward 0") == 1
     assert "(guess 0.900), accuracy 0" in said and "Changed" not in said
     assert len(Path(output / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("line", [
+    "value = '0.5'", "value = 0.5\nfactor = 0", "value = 0.5\nwithin = 'a bit'", "value = 1\nkey = 3",
+])  # fmt: skip
+def test_a_target_that_no_number_can_be_compared_with_is_refused_before_the_run(tmp_path, line):
+    path = tmp_path / "own.toml"
+    key = "" if "key" in line else 'key = "reward"\n'
+    text = f'[expected]\nsource = "us"\n[expected.values.reward]\n{key}{line}\n'
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"in values a key and a value each"):
+        Resemblance.of(str(path))

@@ -265,30 +265,31 @@ def _convert(typed: _ParameterText, default: Threshold) -> Threshold:
         raise UsageError(
             f"{name}={text} is neither true nor false. Example: {name}={str(default).lower()}"
         )
+    # A default of ∞, such as that of a cap, cannot be typed.
+    example = default if isfinite(default) else 1.0
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise UsageError(f"{name}={text} is not a {kind}. Example: {name}={default}") from None
+        raise UsageError(f"{name}={text} is not a {kind}. Example: {name}={example}") from None
     if not isfinite(value):
-        raise UsageError(f"{name}={text} is not a finite number. Example: {name}={default}")
+        raise UsageError(f"{name}={text} is not a finite number. Example: {name}={example}")
     return value
 
 
 def _set_parameters(
     factors: Sequence[Factor], texts: Mapping[str, _ParameterText]
 ) -> tuple[Factor, ...]:
-    """Factors with the typed parameters; each one applies to the last factor that has it."""
-    remaining = dict(texts)
-    tuned: list[Factor] = []
-    for factor in reversed(factors):
-        chosen = {}
-        for name, default in factor.parameters.items():
-            if name in remaining:
-                # The default cap is ∞, which cannot be typed: the example in an error is 0
-                example = 0.0 if default == inf else default
-                chosen[name] = _convert(remaining.pop(name), example)
-        tuned.insert(0, factor.with_parameters(**chosen))
+    """Factors with the typed parameters; each one applies to the last factor that has it, among
+    those that the algorithm sets itself: a cap of CISPO's ratio, not of one without bounds.
+    """
+    tuned = list(factors)
+    for name, text in texts.items():
+        places = [place for place, factor in enumerate(factors) if name in factor.parameters]
+        own = [place for place in places if factors[place].chosen]
+        for place in (own or places)[-1:]:
+            value = _convert(text, factors[place].parameters[name])
+            tuned[place] = tuned[place].with_parameters(**{name: value})
     return tuple(tuned)
 
 

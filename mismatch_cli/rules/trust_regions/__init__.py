@@ -246,10 +246,27 @@ def _check_thresholds(path: Path, module: Any, defaults: Mapping[str, Any]) -> N
                 f"{path}: SYMBOLS names {name}, which is not a threshold of trust_region. Add that "
                 "threshold, or remove the name."
             )
+    _check_letters(path, module, defaults)
     for letter in ("r", "p", "q"):
         if letter in defaults:
             raise UsageError(
                 f"{path}: formulas already use the letter {letter}. Rename that threshold."
+            )
+
+
+def _check_letters(path: Path, module: Any, defaults: Mapping[str, Any]) -> None:
+    """Refuse names that would set another threshold, or what masks are measured from."""
+    if "anchor" in defaults:
+        raise UsageError(
+            f"{path}: anchor= already names the policy that a mask measures from. Rename that "
+            "threshold."
+        )
+    for name, letter in symbols(module).items():
+        other = in_latin_letters(letter)
+        if other in defaults and other != name:
+            raise UsageError(
+                f"{path}: {other} is a threshold, and also the letter of {name}. Rename one of "
+                "them."
             )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_cli.base.arrays import Array, fill_where, namespace
+from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.decisions import shares
 from mismatch_cli.rules.policies import Compared
 from mismatch_cli.rules.trust_regions import Decision, ratio_clip
@@ -39,6 +40,11 @@ def collect(
 ) -> Array:
     """A, log p, the draw, and whether PPO keeps the token, float64."""
     shares(share=share)
+    if cov_low > cov_high:
+        raise UsageError(
+            f"cov_low={cov_low:g}, cov_high={cov_high:g} leaves no token to draw: choose cov_low "
+            "below cov_high."
+        )
     xp = namespace(advantage_T)
     clipped = ratio_clip.trust_region(
         compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high

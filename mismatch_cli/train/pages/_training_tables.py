@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
+from math import inf
 
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
@@ -139,7 +140,8 @@ def algorithms_table(study: TrainingAnalysis) -> Table:
 
 
 def _highest_first(row: RunGroup) -> float:
-    return -(value_of(row.number("reward")) or 0.0)
+    reward = value_of(row.number("reward"))
+    return inf if reward is None else -reward
 
 
 def runs_table(study: TrainingAnalysis) -> Table:

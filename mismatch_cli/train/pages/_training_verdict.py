@@ -79,9 +79,13 @@ def _accuracy(group: RunGroup, *, done: bool) -> str:
     accuracy = group.number("eval_accuracy")
     if accuracy.value is None:
         return ""
+    measured = plain(accuracy)
+    evaluated = group.runs_with("eval_accuracy")
+    if evaluated < len(group.runs):
+        measured += f" in {evaluated} of {len(group.runs)} runs"
     if not done:
-        return f" and an accuracy of {plain(accuracy)}"
-    words = f" and a final accuracy of {plain(accuracy)}"
+        return f" and an accuracy of {measured}"
+    words = f" and a final accuracy of {measured}"
     before = group.number("accuracy_before")
     if before.value is not None:
         words += f", from {plain(before)} before training"

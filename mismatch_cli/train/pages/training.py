@@ -31,7 +31,7 @@ from mismatch_cli.train.pages._training_verdict import verdict, watch_verdict
 from mismatch_cli.train.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.train.studies.phases import mean_time, recomputing
 from mismatch_cli.train.studies.run_numbers import GAP, RunGroup
-from mismatch_cli.train.studies.run_settings import shared_and_different
+from mismatch_cli.train.studies.run_settings import shared_and_different, task_of
 from mismatch_cli.train.studies.runs import (
     MOST_MISSING,
     TrainingRun,
@@ -242,11 +242,10 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
         notes.append(
             f"{' and '.join(names)} made the same updates at every step: their lines coincide."
         )
-    tasks = {(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}
-    if len(tasks) > 1:
-        notes.append(
-            "The runs use different models or problems, so their rewards are not comparable."
-        )
+    if len(set(map(task_of, runs))) > 1:
+        trained = {(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}
+        what = "models or problems" if len(trained) > 1 else "problems or rewards"
+        notes.append(f"The runs use different {what}, so their rewards are not comparable.")
     return tuple(filter(None, notes))
 
 
@@ -310,7 +309,8 @@ def _leading_row(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> Me
     """A number of an algorithm, which is named if there are several."""
     mean = group.number(metric.key)
     value, _, half = plain(mean).partition(" ")
-    interval = f"{half}, 95 % over {len(group.runs)} seeds" if half else numbers.MISSING
+    seeds = group.runs_with(metric.key)
+    interval = f"{half}, 95 % over {seeds} seeds" if half else numbers.MISSING
     name = _label(study, metric, group)
     if len(study.by_algorithm) > 1:
         name += f" · {group.name}"

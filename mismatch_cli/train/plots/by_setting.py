@@ -18,7 +18,8 @@ CAPTION = (
     "Runs that differ in more than algorithm and seed, with a panel per setting, named above it: "
     "mean reward of the batch with evaluations (◆), or a panel per evaluation set; mean |π − μ| "
     "at the weights that sampled; for few settings also length and entropy of the responses. "
-    f"Panels of one quantity share their axis unless one would be flat on it. {AS_ABOVE} "
+    "Panels of one quantity share their axis unless one would be flat on it. At most six settings "
+    f"are drawn. {AS_ABOVE} "
     f"{OF_PAPER} DPPO paper, figures 8 to 10, and figure 20."
 )
 

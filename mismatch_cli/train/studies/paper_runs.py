@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mismatch_cli.base.numbers import number
 from mismatch_cli.base.text import parse_toml
+from mismatch_cli.rules.algorithms.table import ALIASES
 from mismatch_cli.train.studies.paper_values import ENDINGS, READ_TO, PaperEnding
 from mismatch_cli.train.studies.run_settings import BEFORE, NO_SETTING
 from mismatch_cli.train.studies.runs import TrainingRun
@@ -113,7 +114,8 @@ def _values(
 ) -> list[PaperValue]:
     if not runs or not all(map(repeats_paper, runs)):
         return []
-    endings = {end_of(ENDINGS[run.algorithm]) for run in runs if run.algorithm in ENDINGS}
+    names = {ALIASES.get(run.algorithm, run.algorithm) for run in runs}
+    endings = {end_of(ENDINGS[name]) for name in names if name in ENDINGS}
     values = [_start(start, f"paper, start: {number(start)}", most)]
     # Lines that are close would overlap in their words: only the highest has some.
     words = "paper, ends" if len(endings) > 1 else "paper, end: {}"

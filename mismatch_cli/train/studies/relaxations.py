@@ -3,6 +3,7 @@
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
+from mismatch_cli.rules.algorithms.table import ALIASES
 from mismatch_cli.train.studies.run_settings import SEPARATOR
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.sensitivity import algorithm_of
@@ -19,15 +20,30 @@ class Relaxation(NamedTuple):
     name: str  # relax-both, relax-high or relax-low; the clip's own name where α = 0
 
 
+_ALPHAS = ("alpha", "α")  # as it is typed
+
+
 def relaxation_of(algorithm: str) -> Relaxation | None:
     """What an algorithm relaxes; None for one that is neither the clip nor a relaxation of it."""
-    if algorithm == _CLIP:
+    if ALIASES.get(algorithm, algorithm) == _CLIP:
         return Relaxation(0.0, _CLIP)
     parsed = algorithm_of(algorithm) if algorithm.startswith(_RELAXED) else None
     if parsed is None:
         return None
     alphas = [rule.parameters["alpha"] for rule in parsed.rules if "alpha" in rule.parameters]
-    return Relaxation(float(alphas[0]), algorithm.partition(":")[0])
+    return Relaxation(float(alphas[0]), _without_alpha(algorithm))
+
+
+def _without_alpha(algorithm: str) -> str:
+    """`relax-both:epsilon_high=0.3` for `relax-both:alpha=0.2,epsilon_high=0.3`: other parameters
+    make another kind.
+    """
+    name, _, parameters = algorithm.partition(":")
+    others = []
+    for assignment in filter(None, parameters.split(",")):
+        if assignment.partition("=")[0].strip() not in _ALPHAS:
+            others.append(assignment)
+    return ":".join(filter(None, (name, ",".join(others))))
 
 
 def relaxations(study: TrainingAnalysis) -> dict[str, list[TrainingRun]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 
@@ -98,6 +98,13 @@ class RunGroup:
         """The mean over the runs that have the number, with its interval over seeds."""
         if key in _SPEEDS:
             return mean_of(_SPEEDS[key], self.runs, self.reward_to_reach)
+        return over_seeds(self._values(key))
+
+    def runs_with(self, key: str) -> int:
+        """How many of the runs have a number, of those that are not about speed."""
+        return sum(value is not None for value in self._values(key))
+
+    def _values(self, key: str) -> Iterable[float | None]:
         if key in _OVER_COMMON_STEPS:
-            return over_seeds(map(_OVER_COMMON_STEPS[key], self.runs))
-        return over_seeds(map(_OVER_ALL_STEPS[key], self.whole))
+            return map(_OVER_COMMON_STEPS[key], self.runs)
+        return map(_OVER_ALL_STEPS[key], self.whole)

@@ -9,10 +9,11 @@ from typing import Any
 from mismatch_cli.probe.tasks.answers import VERL_RULE
 from mismatch_cli.train.studies.runs import TrainingRun
 
+AVERAGE = "average_decay"  # changes the updates only of algorithms that measure from the average
 # Algorithm and seed are what the lines of a figure are; the others change no update: length, memory,
 # processes, evaluations, records.
 NO_SETTING = {
-    "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
+    "algorithm", "seed", "steps", "recompute", AVERAGE, "engine_url", "served_model",
     "weight_transfer",  # of earlier versions
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing",
     "cpu_offload",
@@ -75,7 +76,7 @@ def short_name(name: str) -> str:
 
 
 def _without_folders(name: str) -> str:
-    return name.rsplit("/", 1)[-1]
+    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
@@ -84,9 +85,9 @@ def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
     """
     values_of = {}
     for key in dict.fromkeys(chain.from_iterable(run.config for run in runs)):
-        if key in NO_SETTING:
+        if key in NO_SETTING and key != AVERAGE:
             continue
-        values = _values(runs, key)
+        values = _decays(runs) if key == AVERAGE else _values(runs, key)
         if len(set(map(repr, values))) > 1:
             values_of[key] = values
 
@@ -109,6 +110,21 @@ def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
     if all(isinstance(value, bool) for value in recorded):
         former = False
     return [run.config.get(key, former) for run in runs]
+
+
+def _decays(runs: Sequence[TrainingRun]) -> list[Any]:
+    """The decay of the weights' average in each run; in one that does not measure from it, the
+    first of the others'.
+    """
+    from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
+
+    averaging = {name for name, row in (TABLE | VARIANTS).items() if row.needs_average}
+    decays = []
+    for run in runs:
+        measures_from_it = run.algorithm.partition(":")[0] in averaging
+        decays.append(run.config.get(AVERAGE) if measures_from_it else None)
+    first = next(filter(None, decays), None)
+    return [first if decay is None else decay for decay in decays]
 
 
 def _rows(values_of: Mapping[str, Sequence[Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
@@ -145,7 +161,7 @@ def _in_words(key: str, value: Any) -> str:
     if key == "environment" and not value:
         return "no environment"
     if key == "environment" or (key in _NAMES and value):
-        return _cut(_without_folders(str(value)))
+        return _cut(",".join(map(_without_folders, str(value).split(","))))
     # Elsewhere 0 means the default, while as a staleness it is a number like any other.
     if key == "staleness":
         return f"staleness {value}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
+from os.path import isabs
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.numbers import things
-from mismatch_cli.base.places import shorten_apart, shorten_paths
+from mismatch_cli.base.places import shorten_apart, shorten_paths, shorten_to_folder
 from mismatch_cli.base.text import parse_json
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.studies.watch_state import WatchState, watch_state
@@ -317,7 +318,8 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     line is left out.
     """
     paths = list(map(Path, folders))
-    runs = list(map(_read_run, paths, _names(paths)))
+    configs = _shortened([read_config(path / CONFIG) for path in paths])
+    runs = list(map(_read_run, paths, _names(paths), configs))
     begun = [run for run in runs if run.records]
     if paths and not begun:
         raise MismatchError(
@@ -346,9 +348,43 @@ def named_by(folders: Sequence[Path]) -> Sequence[Path]:
     return folders
 
 
-def _read_run(folder: Path, name: str) -> TrainingRun:
+def _shortened(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The settings with short paths; those of one name in two folders, such as
+    `…/gsm8k/train.jsonl` and `…/math/train.jsonl`, with the folder.
+    """
+    # Elsewhere a folder says where a machine has its files, and runs of two machines are alike.
+    paths_of: dict[tuple[str, str], set[str]] = {}
+    for config in configs:
+        for key, value in config.items():
+            for path in filter(isabs, _paths(key, value)):
+                paths_of.setdefault((key, shorten_paths(path)), set()).add(path)
+
+    def short(key: str, path: str) -> str:
+        shortened = str(shorten_paths(path))
+        if len(paths_of.get((key, shortened), ())) > 1:
+            shortened = shorten_to_folder(path)
+        # A completed folder ends in a slash, which is the same folder.
+        return shortened.rstrip("/")
+
+    every_config = []
+    for config in configs:
+        shortened = shorten_paths(dict(config))
+        for key, value in config.items():
+            if isinstance(value, str):
+                shortened[key] = ",".join(short(key, path) for path in _paths(key, value))
+        every_config.append(shortened)
+    return every_config
+
+
+def _paths(key: str, value: Any) -> list[str]:
+    """The paths of a setting: several evaluation sets have commas between them."""
+    if not isinstance(value, str):
+        return []
+    return value.split(",") if key == "eval_dataset" else [value]
+
+
+def _read_run(folder: Path, name: str, config: Mapping[str, Any]) -> TrainingRun:
     records = _read_records(folder / METRICS)
-    config = shorten_paths(read_config(folder / CONFIG))
     # A folder of another trainer may have no configuration, or one with other types.
     algorithm = config.get("algorithm")
     if not isinstance(algorithm, str) or not algorithm:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.registry import names_file
@@ -20,6 +20,7 @@ from mismatch_cli.train.studies.seeds import over_seeds
 from mismatch_cli.train.studies.training import Curve, TrainingAnalysis, curve_of
 
 _Thresholds = Mapping[tuple[int, str], float]  # by the number of the rule, and its parameter
+_Choices = tuple[tuple[Any, ...], ...]  # of each rule
 
 
 class Ending(NamedTuple):
@@ -96,13 +97,14 @@ class _ThresholdSweep(NamedTuple):
 
 def _sweeps(names: Iterable[str]) -> list[_ThresholdSweep]:
     """The sweeps among these algorithms."""
-    by_head: dict[str, dict[str, Algorithm]] = {}
+    alike: dict[tuple[str, _Choices], dict[str, Algorithm]] = {}
     for name in names:
         algorithm = algorithm_of(name)
         if algorithm is not None:
-            by_head.setdefault(name.partition(":")[0], {})[name] = algorithm
+            key = (name.partition(":")[0], _choices(algorithm))
+            alike.setdefault(key, {})[name] = algorithm
     sweeps = []
-    for head, algorithms in by_head.items():
+    for (head, _), algorithms in alike.items():
         sweep = _sweep(head, algorithms)
         if sweep is not None:
             sweeps.append(sweep)
@@ -110,8 +112,8 @@ def _sweeps(names: Iterable[str]) -> list[_ThresholdSweep]:
 
 
 def _sweep(head: str, algorithms: Mapping[str, Algorithm]) -> _ThresholdSweep | None:
-    """The sweep of algorithms that are called alike before the colon; None if they do not differ in
-    one threshold.
+    """The sweep of algorithms that are called alike before the colon and differ only in numbers;
+    None if they do not differ in one threshold.
     """
     thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
     first, *rest = thresholds_of.values()
@@ -153,6 +155,17 @@ def _thresholds(algorithm: Algorithm) -> _Thresholds:
             if isinstance(value, int | float):
                 thresholds[place, name] = value
     return thresholds
+
+
+def _choices(algorithm: Algorithm) -> _Choices:
+    """What of each rule is no number: the policies that it compares, and words such as the side
+    that is relaxed.
+    """
+    choices = []
+    for rule in algorithm.rules:
+        words = [value for value in rule.parameters.values() if isinstance(value, bool | str)]
+        choices.append((rule.ratio, *words))
+    return tuple(choices)
 
 
 def _letter(algorithm: Algorithm, moved: Sequence[tuple[int, str]]) -> str:

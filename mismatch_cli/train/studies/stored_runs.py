@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import isabs
 from pathlib import Path
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import shorten_paths, shorten_to_folder
 from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.studies.runs import algorithms_of, read_runs
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -36,6 +38,10 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
     used = algorithms_of(study.runs)
     own, rival = named
     own, rival = _name_of_runs(own, used), _name_of_runs(rival, used)
+    if own == rival:
+        raise UsageError(
+            f"{' and '.join(named)} are both {own} in these runs. Name two different algorithms."
+        )
     claimed = replace(study, claimed=(own, rival))
     if not claimed.claims:
         raise MismatchError(
@@ -47,15 +53,18 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
 
 def _name_of_runs(name: str, used: Sequence[str]) -> str:
     """The algorithm as the runs call it, by this name or an alias of it."""
-    from mismatch_cli.rules.algorithms.parse import parse_algorithm
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm, usual_meaning
     from mismatch_cli.rules.algorithms.table import ALIASES
 
     usual_name = ALIASES.get(name, name)
-    for same in (name, usual_name):
+    alike = [name, usual_name]
+    if isabs(name):
+        alike += [shorten_paths(name), shorten_to_folder(name)]
+    for same in alike:
         if same in used:
             return same
     for alias in reversed(used):
-        if ALIASES.get(alias) == usual_name:
+        if usual_name in (ALIASES.get(alias), usual_meaning(alias)):
             return alias
     hold = f"The runs hold: {', '.join(used)}."
     near = registry.did_you_mean(name, used)

@@ -410,7 +410,7 @@ def problems_of(run: TrainingRun) -> str:
 
 def steps_of(runs: Sequence[TrainingRun]) -> str:
     """The runs' numbers of steps: `110 steps`, `20 to 110 steps`."""
-    steps = [run.last_step for run in runs]
+    steps = [run.steps for run in runs]
     low, high = min(steps), max(steps)
     if low == high:
         return things(low, "step")

@@ -148,6 +148,14 @@ BROKEN = {
         MINE + "\nSYMBOLS = {'limit': 'δ'}\n",
         r"my_mask\.py: SYMBOLS names limit, which is not a thresh",
     ),
+    "a letter that is another threshold": (
+        MINE.replace("highest", "delta") + "\nSYMBOLS = {'lowest': 'δ'}\n",
+        r"my_mask\.py: delta is a threshold, and also the letter of lowest",
+    ),
+    "a threshold named anchor": (
+        MINE.replace("highest", "anchor"),
+        r"my_mask\.py: anchor= already names the policy that a mask measures from",
+    ),
     "top-K without ranks": (
         "READS_TOP_K = True\n" + MINE,
         r"my_mask\.py sets READS_TOP_K = True\. Add a whole-number",
@@ -164,6 +172,14 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) ->
     with pytest.raises(UsageError, match=message) as caught:
         parse_algorithm(write(tmp_path, source))
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_example_of_a_threshold_without_a_bound_can_be_typed(tmp_path: Path) -> None:
+    path = write(tmp_path, MINE.replace("0.05", "float('inf')"))
+    for text in ("much", "inf"):
+        with pytest.raises(UsageError, match=rf"lowest={text} is not a .*Example: lowest=1\.0$"):
+            parse_algorithm(f"{path}:lowest={text}")
+    assert parse_algorithm(f"{path}:lowest=1.0").masks[0].parameters["lowest"] == 1
 
 
 def test_a_letter_of_its_own(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ def test_cap_and_floor_bound_the_last_factor() -> None:
     assert parse_algorithm("cispo-verl:cap=1.28").weight == (
         capped(TRAINER_RECOMPUTED, floor=0.8, cap=1.28),
     )
+    ratio, gap = parse_algorithm("cispo-trl:cap=0.28,floor=0.1").weight
+    assert ratio == capped(TRAINER_RECOMPUTED, floor=0.1, cap=0.28) and not gap.bounded
     assert parse_algorithm("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
 
 

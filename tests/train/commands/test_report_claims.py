@@ -51,6 +51,15 @@ def test_an_alias_is_the_algorithm_of_the_runs(runs, capfd):
     assert claim["algorithm"] == "grpo-clip-higher"
 
 
+def test_a_usual_word_in_a_preset_is_the_algorithm_that_it_means(runs, capfd):
+    for folder in runs.glob("dppo-*"):
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace('"dppo-binary-tv"', '"dppo"'))
+    assert run(["report", str(runs), "-a", "dppo", "-a", "pg-is", "--json"]) == 0
+    (claim,) = json.loads(capfd.readouterr().out)["claims"]
+    assert claim["algorithm"] == "dppo"
+
+
 def test_names_are_checked_against_the_runs(runs, capfd):
     hold = "The runs hold: dppo-binary-tv, grpo-clip-higher, pg-is."
     for name, words in {
@@ -62,6 +71,27 @@ def test_names_are_checked_against_the_runs(runs, capfd):
         assert run(["report", str(runs), "-a", name, "-a", "pg-is", "--json"]) == 2, name
         err = capfd.readouterr().err
         assert words in err and hold in err, (name, err)
+
+
+def test_two_names_of_one_algorithm_are_no_comparison(runs, capfd):
+    names = ("clip-higher", "grpo-clip-higher")
+    assert run(["report", str(runs), "-a", names[0], "-a", names[1], "--json"]) == 2
+    err = capfd.readouterr().err
+    assert "clip-higher and grpo-clip-higher are both grpo-clip-higher in these runs" in err
+
+
+def test_a_mask_in_another_folder_is_named_by_its_whole_path(tmp_path, capfd):
+    """The runs have a short one, with the folder where that tells two masks apart."""
+    for masks in (("/a/wide.py", "/a/narrow.py"), ("/a/wide/mask.py", "/a/narrow/mask.py")):
+        folder = tmp_path / Path(masks[0]).stem
+        for seed, mask in enumerate(masks):
+            path = saved(folder, make_run("pg-is", seed, steps=3))
+            text = (path / "config.toml").read_text()
+            (path / "config.toml").write_text(text.replace('"pg-is"', f'"{mask}"'))
+        assert run(["report", str(folder), "-a", masks[0], "-a", masks[1], "--json"]) == 0
+        (claim,) = json.loads(capfd.readouterr().out)["claims"]
+        short = ["…/" + "/".join(mask.split("/")[2:]) for mask in masks]
+        assert [claim["algorithm"], claim["rival"]] == short
 
 
 def test_what_a_report_of_runs_does_not_have_is_refused(runs, capfd):

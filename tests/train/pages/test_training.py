@@ -141,6 +141,16 @@ def test_the_verdict_on_one_algorithm() -> None:
     assert alone == "one seed: no interval"
 
 
+def test_an_accuracy_that_a_seed_lacks_is_of_the_others() -> None:
+    runs = [make_run(seed=seed, steps=20) for seed in range(3)]
+    for record in runs[1].records:
+        record["eval_accuracy"] = None
+    reward, accuracy = view_of(runs).leading
+    assert reward.interval.endswith(", 95 % over 3 seeds")
+    assert accuracy.interval.endswith(", 95 % over 2 seeds")
+    assert " in 2 of 3 runs (3 seeds)." in said(runs) and " in 2 of" not in said(runs[::2])
+
+
 def test_algorithms_are_ranked_only_if_the_difference_over_seeds_is_clear() -> None:
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.53)}
     verdict = view_of(ending(part)).verdict
@@ -206,6 +216,8 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
     models = view_of(trained(high, model="m") + trained(low, model="n"))
     assert models.verdict.words == "NO CLEAR DIFFERENCE"
     assert "within each of 2 models or problems; none is above another" in models.verdict.text
+    graded = view_of(trained(high, reward="a.py:f") + trained(low, reward="b.py:f")).notes
+    assert graded[-1].startswith("The runs use different problems or rewards, so their rewards")
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.73)}
     settings = column(tables(models)["By run"], "setting")
@@ -214,6 +226,12 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
         view_of(trained(within, model="m") + trained(low, model="n")).verdict.words
         == "a · m ABOVE b · m"
     )
+
+
+def test_rewards_below_0_are_above_an_algorithm_without_one() -> None:
+    runs = ending({"unknown": (None,), "low": (-0.5,), "high": (-0.2,)})
+    rows = column(tables(view_of(runs))["By algorithm"], "algorithm")
+    assert rows == ["high", "low", "unknown"]
 
 
 def test_a_lost_reward_is_a_collapse(eight: list[TrainingRun]) -> None:

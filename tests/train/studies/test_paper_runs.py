@@ -59,6 +59,7 @@ def test_values_are_as_exact_as_the_figure_can_be_read():
     assert (start.words, start.is_start) == ("paper, start: 0.565", True)
     assert (end.low, end.high) == pytest.approx((0.955, 1.0), abs=5e-4)  # never above 1
     _, gap = mismatch_of_paper([of_paper("pg-tis")])
+    assert mismatch_of_paper([of_paper("cispo")])[1] == gap  # its alias
     assert gap.words == "paper, end: 0.0110" and gap.high > gap.low > 0.01
 
 

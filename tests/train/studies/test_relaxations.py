@@ -52,3 +52,15 @@ def test_settings_stay_apart():
         "α = 0 (grpo-clip-higher) · large",
         "α = 0.1 · large",
     ]
+
+
+def test_other_parameters_make_other_kinds():
+    """Means over both would be of no algorithm; the clip has an alias."""
+    names = ("relax-both:alpha=0.3,ε_high=0.9", "relax-both:ε_high=0.9,α=0.3", "clip-higher")
+    assert relaxation_of(names[0]) == relaxation_of(names[1]) == (0.3, "relax-both:ε_high=0.9")
+    assert words_of(*names, "relax-both:alpha=0.3", "relax-both:relax=high") == {
+        "α = 0 (grpo-clip-higher)": ["clip-higher"],
+        "α = 0.1 (relax-both:relax=high)": ["relax-both:relax=high"],
+        "α = 0.3 (relax-both)": ["relax-both:alpha=0.3"],
+        "α = 0.3 (relax-both:ε_high=0.9)": list(names[:2]),
+    }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.studies.run_settings import BEFORE, settings_of_runs, task_of
 from mismatch_cli.train.studies.training import TrainingAnalysis, steps_of, what_was_trained
 from mismatch_cli.train.train_config import TrainConfig
@@ -46,6 +48,12 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}],
                                      ["model", "model (2)"]),
+    "several evaluation sets": (
+        [{"eval_dataset": f"sets/{first}.jsonl,sets/b.jsonl"} for first in "ac"],
+        ["a.jsonl,b.jsonl", "c.jsonl,b.jsonl"],
+    ),
+    "folders with a slash": ([{"model": "runs/a/base/"}, {"model": "runs/b/tuned/"}],
+                             ["base", "tuned"]),
     "a long name": (
         [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
         ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
@@ -85,6 +93,15 @@ def test_seeds_are_averaged_only_within_a_setting() -> None:
     assert list(TrainingAnalysis.of(runs[:2]).settings) == [""]
 
 
+def test_the_decay_of_the_average_is_a_setting_only_where_updates_depend_on_it() -> None:
+    decays = {"ppo": 0.0, "ppo-ewma": 0.9, "ppo-ewma:ε=0.1": 0.99, "pg-is": 0.5}
+    runs = [make_run(name, steps=1, average_decay=decay) for name, decay in decays.items()]
+    names = [f"average decay {decay}" for decay in (0.9, 0.9, 0.99, 0.9)]
+    assert settings_of_runs(runs) == names
+    assert settings_of_runs([runs[0], runs[1], runs[3]]) == ["", "", ""]
+    assert settings_of_runs([runs[0], runs[3]]) == ["", ""]
+
+
 def test_only_runs_of_one_task_are_rivals() -> None:
     runs = [
         make_run("pg-is", seed, steps=2, model=model, lora=lora)
@@ -115,6 +132,13 @@ def test_at_most_three_models_and_sets_of_problems_are_named(number, models, pro
     """Each once, however many runs have it."""
     runs = [make_run(model=f"/models/m{n}", dataset=f"/data/d{n}") for n in (*range(number), 0)]
     assert what_was_trained(runs) == [models, problems]
+
+
+def test_a_watched_run_that_counts_from_0_or_was_joined_late_has_the_steps_on_record():
+    for first in (0, 100):
+        records = [{"step": first + place, "reward": 0.5} for place in range(3)]
+        run = replace(make_run(steps=1), records=records, watched=WatchState((), (), ()))
+        assert steps_of([run]) == "3 steps"
 
 
 @pytest.mark.parametrize(("steps", "words"), [

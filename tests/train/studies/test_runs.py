@@ -147,3 +147,44 @@ def test_a_run_has_collapsed_below_half_of_a_best_reward_above_0(
 def test_runs_that_end_at_the_last_common_step_are_the_shortest(runs, shortest) -> None:
     steps = CommonSteps([run_of(*numbers) for numbers in runs])
     assert [run.step_N.tolist() for run in steps.shortest] == [list(runs[i]) for i in shortest]
+
+
+def test_different_files_of_one_name_stay_different_settings(tmp_path: Path) -> None:
+    """Their last folder tells them apart; where it is equal, they are copies on two machines."""
+    folders = ("/data/gsm8k", "/data/math", "/copy/math", "/copy/math")
+    lines = [f'algorithm = "ppo"\ndataset = "{place}/train.jsonl"\nseed = 1' for place in folders]
+    lines[3] += '\nmodel = "/models/base"'
+    paths = [write(tmp_path / f"{n}", {"step": 1}, config=text) for n, text in enumerate(lines)]
+    runs = read_runs(paths)
+    names = ["…/gsm8k/train.jsonl", "…/math/train.jsonl", "…/math/train.jsonl"]
+    assert [run.config["dataset"] for run in runs] == [*names, names[2]]
+    assert (runs[3].config["model"], runs[3].config["seed"]) == ("…/base", 1)
+    assert [run.config["dataset"] for run in read_runs(paths[1:2])] == ["…/train.jsonl"]
+
+
+def test_a_slash_at_the_end_makes_no_other_folder(tmp_path: Path) -> None:
+    paths = []
+    for number, model in enumerate(("base/tuned", "base/tuned/", "/base/tuned/")):
+        path = write(tmp_path / f"{number}", {"step": 1}, config=f'model = "{model}"')
+        paths.append(path)
+    assert [run.config["model"] for run in read_runs(paths)] == ["base/tuned"] * 2 + ["…/tuned"]
+
+
+def test_every_evaluation_set_has_its_name(tmp_path: Path) -> None:
+    paths = []
+    for number, sets in enumerate(("/x/a.jsonl,/y/test.jsonl", "/x/c.jsonl,/z/test.jsonl")):
+        path = write(tmp_path / f"{number}", {"step": 1}, config=f'eval_dataset = "{sets}"')
+        paths.append(path)
+    assert [run.config["eval_dataset"] for run in read_runs(paths)] == [
+        "…/a.jsonl,…/y/test.jsonl",
+        "…/c.jsonl,…/z/test.jsonl",
+    ]
+
+
+def test_masks_of_one_name_in_two_folders_are_two_algorithms(tmp_path: Path) -> None:
+    paths = []
+    for place in ("wide", "narrow"):
+        config = f'algorithm = "/masks/{place}/mask.py:limit=2"'
+        paths.append(write(tmp_path / place, {"step": 1}, config=config))
+    names = ["…/wide/mask.py:limit=2", "…/narrow/mask.py:limit=2"]
+    assert [run.algorithm for run in read_runs(paths)] == names

@@ -49,6 +49,17 @@ def test_these_are_not_a_family(names: tuple[str, ...]) -> None:
     assert found(*names) == {}
 
 
+def test_only_algorithms_that_differ_in_nothing_but_numbers_are_a_family() -> None:
+    """Neither another anchor nor another word is a point on the axis of the threshold."""
+    anchored = ("dppo-binary-tv:delta=0.1", "dppo-binary-tv:anchor=recomputed,delta=0.2")
+    relaxed = ("relax-both:alpha=0.3", "relax-both:alpha=0.5,relax=high")
+    for names in (anchored, relaxed):
+        assert found(*names) == {}
+    assert found(*anchored, "dppo-binary-tv:delta=0.3") == {"dppo-binary-tv": ("δ", (0.1, 0.3))}
+    both = found(*anchored, "dppo-binary-tv:anchor=recomputed,delta=0.4")
+    assert both == {"dppo-binary-tv": ("δ", (0.2, 0.4))}
+
+
 def test_final_values_are_over_seeds_within_a_setting() -> None:
     runs = [
         make_run(name, seed, steps=20, model=model)
