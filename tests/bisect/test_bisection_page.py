@@ -20,6 +20,7 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.bisect.model_config import ConfigDifference
 from mismatch_cli.bisect.model_structure import StructureDifference
 from mismatch_cli.bisect.modules import IsolatedModule, ModuleFindings
+from mismatch_cli.bisect.studies import bisection
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.bisect.studies.bisection_result import BisectionResult, ComparedModels, Modules
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
@@ -121,6 +122,22 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
     assert "--resume" in stopped and "# test the rest: nothing is read twice" in stopped
     assert "--budget" not in stopped
     assert "legs, settings, modules: the search was stopped" in stopped
+
+
+def test_a_trainer_is_a_reference_only_in_float32(searches, monkeypatch):
+    """Before its float32 leg is read, no distance is called one from float32, unless its own leg
+    is in float32.
+    """
+    triangle = searches["stopped"].triangle
+    assert triangle.rollout_reference is None and triangle.prefill_reference is None
+    assert list(triangle.between) == ["engine – trainer, as recorded"]
+    whole = searches["whole"].triangle
+    assert len(whole.between) == 4 and whole.decode_prefill_is is not None
+    in_float32 = {"trainer": {"dtype": "float32"}}
+    monkeypatch.setattr(bisection, "read_manifest", lambda _folder: in_float32)
+    stopped = replace(searches["stopped"]).triangle
+    assert list(stopped.between) == ["engine – trainer, as recorded", "engine – float32"]
+    assert stopped.nearer is None and stopped.trainer_reference is None
 
 
 def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_path):
