@@ -20,11 +20,14 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.bisect.model_config import ConfigDifference
 from mismatch_cli.bisect.model_structure import StructureDifference
 from mismatch_cli.bisect.modules import IsolatedModule, ModuleFindings
+from mismatch_cli.bisect.pages.bisection import _remarks
+from mismatch_cli.bisect.pages.bisection_models import weights_section
 from mismatch_cli.bisect.studies import bisection
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.bisect.studies.bisection_result import BisectionResult, ComparedModels, Modules
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
 from mismatch_cli.bisect.weights import DifferingTensor, TensorGroup, WeightComparison
+from mismatch_cli.metrics.estimate import FEW_PROMPTS, NO_SPREAD, Estimate
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import figure_views, plots_of
 from mismatch_cli.report.html import render_html
@@ -97,6 +100,8 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert [row[:2] for row in on_screen.rows] == [row[:2] for row in rows]
     words = in_words(printed(view, 80))
     assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
+    overlap = searches["whole"].overlap
+    assert f"explain together by {100 * overlap:.0f} % of the gap." in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
     assert f"{rows[0][0]} {rows[0][1]} a KV cache" in words
     remarks = dict(view.remarks)
@@ -138,6 +143,37 @@ def test_a_trainer_is_a_reference_only_in_float32(searches, monkeypatch):
     stopped = replace(searches["stopped"]).triangle
     assert list(stopped.between) == ["engine – trainer, as recorded", "engine – float32"]
     assert stopped.nearer is None and stopped.trainer_reference is None
+
+
+def test_what_could_not_be_decided_is_not_ruled_out(searches):
+    """Settings whose share is unknown, or notable without an interval, beside small, certain and
+    negative ones, and a cause.
+    """
+    result = searches["whole"].result
+    row = next(row for row in result.tested if row.setting == "attn_implementation")
+    shares = {
+        "unknown": Estimate(None),
+        "few prompts": Estimate(0.15, note=FEW_PROMPTS),
+        "small": Estimate(0.04, note=FEW_PROMPTS),
+        "clear": Estimate(0.06, 0.03, 0.09),
+        "same": Estimate(0.06, note=NO_SPREAD),
+        "less": Estimate(-0.01, note=FEW_PROMPTS),
+        "kv_cache_dtype": Estimate(None),
+    }
+    tested = [replace(row, setting=setting, share=share) for setting, share in shares.items()]
+    tested.append(replace(row, setting="unknown", share=Estimate(0.0, -0.1, 0.1)))
+    remarks = dict(_remarks(replace(result, tested=tested)))
+    assert remarks["Undecided"] == "unknown, few prompts"
+    assert remarks["Not a cause"] == "small, clear, same, less"
+
+
+def test_no_tensor_compared_is_not_called_equal():
+    text = weights_section(differences({"compared": 0, "unread": ["a: packed"]})).text
+    assert text == (
+        "No tensor of the engine could be compared with the trainer’s. 1 tensor could not be read."
+    )
+    text = weights_section(differences({"compared": 1})).text
+    assert text == "1 tensor of the engine compared with the trainer’s: all are equal."
 
 
 def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_path):
