@@ -361,6 +361,13 @@ def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
     many = modules(80)
     search = replace(search, search=replace(search.search, modules=many))
     check_texts(drawn(plot, search, NARROW), NARROW)
+    # A stream that overflows
+    for layer, error in ((3, np.inf), (4, np.nan)):
+        many["layers"][layer] |= {"mlp": {"inherited": error, "added": error}}
+    axes = drawn(plot, replace(search), WIDE).axes
+    stream, _, mlp = (line.get_xdata() for line in (*axes[0].lines, *axes[1].lines))
+    # Nothing precedes the first layer, which is equal there.
+    assert len(stream) == 3 * 80 - 1 - 2 and not {3, 4} & set(mlp)
     for row in many["layers"]:
         row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
     equal = replace(search, search=replace(search.search, modules=many))
