@@ -13,7 +13,7 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.report.drawing.marks import OpacityScale, draw_heat, draw_points
-from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.panels import Sheet, plain_label
 from mismatch_cli.report.drawing.style import WIDE
 from mismatch_cli.report.drawing.words import MOST, in_words
 from mismatch_cli.report.figures import Drawable, alternative_text, draw, plot_names, plots_of
@@ -167,3 +167,13 @@ def test_names_in_the_text_are_escaped_on_the_page(view: Any) -> None:
     figure = replace(view.figures[0], alt='"><script>alert(1)</script>')
     page = render_html(replace(view, figures=[figure]))
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
+
+
+def test_a_tick_at_1_is_not_called_its_distance_from_1() -> None:
+    """0.010000000000000002 as a share is a tick at 1 %."""
+    assert plain_label(100 * 0.010000000000000002) == plain_label(1) == "1"
+    assert [plain_label(value) for value in (1.0001, 0.9996, 1.0006)] == [
+        "+0.0001",
+        "−0.0004",
+        "1.0006",
+    ]
