@@ -177,3 +177,23 @@ def test_a_tick_at_1_is_not_called_its_distance_from_1() -> None:
         "−0.0004",
         "1.0006",
     ]
+
+
+def test_rewards_beyond_shares_are_drawn() -> None:
+    """Means of a user's own function from −2 to 1; all problems are counted, none at an edge that
+    is not its own.
+    """
+    chosen, held_out = {0: 0.5, 1: -2.0, 2: 0.25, 3: 1.0}, {0: -1.5, 2: 0.75}
+    config = {"model": "m", "prompts": {"location": "p"}}
+    data = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config)
+    count_B, edge_B = data.histogram
+    assert count_B.sum() == 4 and (edge_B[0], edge_B[-1]) == (-2, 1)
+    left, right = draw(plots_of("curation")["accuracy"], data, WIDE).axes
+    assert left.get_xlim() == (-2, 1.02)
+    (dots,) = right.collections[:1]
+    assert right.get_ylim() == (-1.5, 1.0)
+    low, high = sorted(dots.get_offsets()[:, 1])
+    assert -1.5 <= low <= -1.5 + 0.35 / 4 and abs(high - 0.75) <= 0.35 / 4
+    shares = CurationAnalysis(Curation((0.2, 0.8), 4, 4, {0: 0.5, 1: 0.0}, {0: 0.5}), config=config)
+    assert shares.histogram[1].tolist() == [-0.125, 0.125, 0.375, 0.625, 0.875, 1.125]
+    assert draw(plots_of("curation")["accuracy"], shares, WIDE).axes[1].get_ylim() == (0, 1)
