@@ -164,7 +164,7 @@ def trim_unmeasured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
         last = max(np.flatnonzero(np.isfinite(value_B)), default=-1)
         trimmed_of[trace] = rows[: last + 1]
     empty_of = _empty_rows(trimmed_of.values())
-    complete_of = {}
+    complete_of: dict[str, Rows] = {}
     for trace, rows in trimmed_of.items():
         own = {row.first: row for row in rows}
         end = max(own, default=-1)
