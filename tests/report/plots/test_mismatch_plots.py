@@ -143,6 +143,22 @@ def test_routers_without_margins_have_the_other_panels(measured: SimpleNamespace
     assert not plot.needs(replace(data, routing=replace(data.routing, tokens=0)))
 
 
+def test_spreads_of_0_are_not_drawn_as_an_empty_figure() -> None:
+    """Bins of one token, or of tokens that agree; a percentile counts from 100 tokens on."""
+    plot, zero = plots_of("mismatch")["volatility"], Estimate(0.0)
+
+    def is_drawn(tokens: int, **metrics: Estimate) -> bool:
+        nothing = dict.fromkeys(("ratio_sd", "tv_binary_sd", "tv_topk_sd"), zero)
+        row = ProbabilityBin(0.3, 0.5, tokens, nothing | metrics)
+        return bool(plot.needs(PlotData(pair_summary(volatility=[row]))))
+
+    assert not is_drawn(1) and not is_drawn(500, tv_binary_p99=zero)
+    assert is_drawn(2, ratio_sd=Estimate(0.1)) and is_drawn(2, tv_topk_sd=Estimate(0.1))
+    assert is_drawn(2, tv_binary_sd=Estimate(0.1))
+    assert is_drawn(100, tv_binary_p99=Estimate(0.1))
+    assert not is_drawn(99, tv_binary_p99=Estimate(0.1))
+
+
 def test_plots_without_data_are_left_out() -> None:
     assert list(plots_for(PlotData(pair_summary()))) == []
 
