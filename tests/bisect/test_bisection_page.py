@@ -20,7 +20,7 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.bisect.model_config import ConfigDifference
 from mismatch_cli.bisect.model_structure import StructureDifference
 from mismatch_cli.bisect.modules import IsolatedModule, ModuleFindings
-from mismatch_cli.bisect.pages.bisection import _remarks
+from mismatch_cli.bisect.pages.bisection import _remarks, _triangle_section
 from mismatch_cli.bisect.pages.bisection_models import weights_section
 from mismatch_cli.bisect.studies import bisection
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
@@ -143,6 +143,23 @@ def test_a_trainer_is_a_reference_only_in_float32(searches, monkeypatch):
     stopped = replace(searches["stopped"]).triangle
     assert list(stopped.between) == ["engine – trainer, as recorded", "engine – float32"]
     assert stopped.nearer is None and stopped.trainer_reference is None
+
+
+def test_a_leg_without_numbers_has_no_distance(searches):
+    triangle = replace(
+        searches["whole"].triangle,
+        as_recorded=Estimate(0.04),
+        rollout_noise=Estimate(None),
+        trainer_noise=Estimate(0.01),
+    )
+    rows = {name: rest for name, *rest in _triangle_section(triangle).tables[0].rows}
+    assert rows["engine: batches – single"] == ["—", "—"]
+    assert rows["trainer: micro-batches"] == ["0.0100", "25.0 %"]
+    data = replace(searches["whole"])
+    vars(data)["triangle"] = replace(triangle, trainer_reference=Estimate(None))
+    corners = drawn(plots_of("bisection")["triangle"], data, WIDE).axes[0]
+    texts = {text.get_text() for text in corners.texts}
+    assert "—" in texts and "0" not in texts
 
 
 def test_what_could_not_be_decided_is_not_ruled_out(searches):

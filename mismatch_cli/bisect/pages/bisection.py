@@ -485,7 +485,8 @@ def _triangle_section(triangle: Triangle) -> Section:
     gap = triangle.as_recorded.value
 
     def of_gap(distance: Estimate) -> str:
-        return share(_value(distance) / gap if gap else None)
+        # A leg without any number, as from an overflow, has no distance, not one of 0.
+        return share(distance.value / gap if gap and distance.value is not None else None)
 
     distances = table(
         "",
