@@ -87,7 +87,8 @@ def _choose_rows(run: Searching) -> list[int]:
     """The indices of the responses to compare, chosen by their recorded gap."""
     measured = run.measured()
     sums = measured.sums(RECORDED)
-    gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
+    # A response without a token that counts has no gap, not one of 0, which may look typical.
+    gap_S = sums.of("abs_d") / np.where(sums.tokens_S > 0, sums.tokens_S, np.nan)
     prompts = measured.tokens.prompt_id_S.tolist()
     return choose_responses(np.split(gap_S, len(gap_S)), prompts, run.config.module_responses)
 

@@ -76,7 +76,7 @@ class _Response:
 
     prompt_ids: list[int]
     ids_T: np.ndarray
-    d_T: np.ndarray
+    d_T: np.ndarray  # nats; NaN: not measured, or outside the loss
     reward: float | None
     vocabulary: Vocabulary
 
@@ -186,13 +186,15 @@ def _responses_in(
     logp_current_T = getattr(batch, pair.current)
     if logp_current_T is None or batch.response_ids_T is None or batch.prompt_length_S is None:
         return {}
+    # A token outside the loss has no part in the numbers, whatever was recorded for it.
+    d_T = np.where(batch.loss_mask_T, logp_current_T - logp_reference_T, np.float32("nan"))
     responses = {}
     for key, row in row_of.items():
         tokens = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
         responses[key] = _Response(
             table.column(PROMPT_COLUMN)[row].as_py(),
             batch.response_ids_T[tokens],
-            logp_current_T[tokens] - logp_reference_T[tokens],
+            d_T[tokens],
             None if batch.reward_S is None else batch.reward_S[row].item(),
             vocabulary,
         )

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mismatch_cli.base.numbers import FEW, MISSING
+from mismatch_cli.base.numbers import FEW, MISSING, things
 from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.outline import (
     Column,
@@ -136,7 +136,7 @@ def print_table(table: Table, console: Console, *, has_width: bool = True) -> No
         notes.append(table.note)
     left_out = len(table.rows) - len(fitting.rows)
     if left_out:
-        notes.append(f"{left_out} more rows in report.html.")
+        notes.append(f"{things(left_out, 'more row')} in report.html.")
     if hidden and has_width:
         notes.append(
             f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or "

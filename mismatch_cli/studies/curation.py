@@ -83,14 +83,18 @@ class CurationAnalysis(Study):
     @cached_property
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
         """How many problems have an accuracy between the edges; each bin covers as many numbers
-        of right answers.
+        of right answers, or an equal part of the range of rewards that leave that of shares.
         """
         samples = self.curation.samples
         # A problem has 0 to `samples` right answers, and a bar so many of these numbers.
         # The edges lie halfway between numbers, so that no accuracy is on an edge.
         numbers = ceil((samples + 1) / _BARS)
         edges = (np.arange(0, samples + numbers + 1, numbers) - 0.5) / samples
-        return np.histogram(self.accuracy_P, edges)
+        accuracy_P = self.accuracy_P
+        if len(accuracy_P) and not edges[0] <= accuracy_P.min() <= accuracy_P.max() <= edges[-1]:
+            lowest, highest = min(accuracy_P.min(), 0.0), max(accuracy_P.max(), 1.0)
+            edges = np.linspace(lowest, highest, _BARS + 1)
+        return np.histogram(accuracy_P, edges)
 
     @cached_property
     def pairs_K2(self) -> np.ndarray:

@@ -94,12 +94,14 @@ class DiagnosisAnalysis(Study):
     @cached_property
     def by_position(self) -> list[tuple[float, Estimate]]:
         """The mean position and the mean relative gap of each sixteenth of the tokens, by
-        position.
+        position; of all tokens, where these are at one position.
         """
         position_N = self.sample.position_T[self.sample.index_N]
         order = np.argsort(position_N, kind="stable")
+        # Sixteenths of one position would be the first responses, then others.
+        several = len(order) > 0 and position_N[order[0]] < position_N[order[-1]]
         means = []
-        for index in np.array_split(order, _BINS):
+        for index in np.array_split(order, _BINS if several else 1):
             if len(index):
                 position = float(position_N[index].mean())
                 means.append((position, self._mean(self._relative_N, index)))

@@ -6,6 +6,8 @@ value that would change is an error.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -136,9 +138,12 @@ def finite_number(value: Any) -> float:
     for anything else.
     """
     number = _python_value(value)
-    if not isinstance(number, bool | int | float) or not np.isfinite(number):
-        raise WRONG_VALUE(f"{str(number)[:40]!r} where a number belongs")
-    return float(number)
+    if isinstance(number, bool | int | float):
+        # An integer may be beyond all floats; numpy refuses those beyond 64 bits.
+        with suppress(OverflowError):
+            if isfinite(number):
+                return float(number)
+    raise WRONG_VALUE(f"{str(number)[:40]!r} where a number belongs")
 
 
 def strange_ids(ids_T: np.ndarray, vocabulary: int | None = None) -> np.ndarray:

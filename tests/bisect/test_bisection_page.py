@@ -20,10 +20,14 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.bisect.model_config import ConfigDifference
 from mismatch_cli.bisect.model_structure import StructureDifference
 from mismatch_cli.bisect.modules import IsolatedModule, ModuleFindings
+from mismatch_cli.bisect.pages.bisection import _remarks, _triangle_section
+from mismatch_cli.bisect.pages.bisection_models import weights_section
+from mismatch_cli.bisect.studies import bisection
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.bisect.studies.bisection_result import BisectionResult, ComparedModels, Modules
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
 from mismatch_cli.bisect.weights import DifferingTensor, TensorGroup, WeightComparison
+from mismatch_cli.metrics.estimate import FEW_PROMPTS, NO_SPREAD, Estimate
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import figure_views, plots_of
 from mismatch_cli.report.html import render_html
@@ -96,6 +100,8 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert [row[:2] for row in on_screen.rows] == [row[:2] for row in rows]
     words = in_words(printed(view, 80))
     assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
+    overlap = searches["whole"].overlap
+    assert f"explain together by {100 * overlap:.0f} % of the gap." in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
     assert f"{rows[0][0]} {rows[0][1]} a KV cache" in words
     remarks = dict(view.remarks)
@@ -121,6 +127,70 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
     assert "--resume" in stopped and "# test the rest: nothing is read twice" in stopped
     assert "--budget" not in stopped
     assert "legs, settings, modules: the search was stopped" in stopped
+
+
+def test_a_trainer_is_a_reference_only_in_float32(searches, monkeypatch):
+    """Before its float32 leg is read, no distance is called one from float32, unless its own leg
+    is in float32.
+    """
+    triangle = searches["stopped"].triangle
+    assert triangle.rollout_reference is None and triangle.prefill_reference is None
+    assert list(triangle.between) == ["engine – trainer, as recorded"]
+    whole = searches["whole"].triangle
+    assert len(whole.between) == 4 and whole.decode_prefill_is is not None
+    in_float32 = {"trainer": {"dtype": "float32"}}
+    monkeypatch.setattr(bisection, "read_manifest", lambda _folder: in_float32)
+    stopped = replace(searches["stopped"]).triangle
+    assert list(stopped.between) == ["engine – trainer, as recorded", "engine – float32"]
+    assert stopped.nearer is None and stopped.trainer_reference is None
+
+
+def test_a_leg_without_numbers_has_no_distance(searches):
+    triangle = replace(
+        searches["whole"].triangle,
+        as_recorded=Estimate(0.04),
+        rollout_noise=Estimate(None),
+        trainer_noise=Estimate(0.01),
+    )
+    rows = {name: rest for name, *rest in _triangle_section(triangle).tables[0].rows}
+    assert rows["engine: batches – single"] == ["—", "—"]
+    assert rows["trainer: micro-batches"] == ["0.0100", "25.0 %"]
+    data = replace(searches["whole"])
+    vars(data)["triangle"] = replace(triangle, trainer_reference=Estimate(None))
+    corners = drawn(plots_of("bisection")["triangle"], data, WIDE).axes[0]
+    texts = {text.get_text() for text in corners.texts}
+    assert "—" in texts and "0" not in texts
+
+
+def test_what_could_not_be_decided_is_not_ruled_out(searches):
+    """Settings whose share is unknown, or notable without an interval, beside small, certain and
+    negative ones, and a cause.
+    """
+    result = searches["whole"].result
+    row = next(row for row in result.tested if row.setting == "attn_implementation")
+    shares = {
+        "unknown": Estimate(None),
+        "few prompts": Estimate(0.15, note=FEW_PROMPTS),
+        "small": Estimate(0.04, note=FEW_PROMPTS),
+        "clear": Estimate(0.06, 0.03, 0.09),
+        "same": Estimate(0.06, note=NO_SPREAD),
+        "less": Estimate(-0.01, note=FEW_PROMPTS),
+        "kv_cache_dtype": Estimate(None),
+    }
+    tested = [replace(row, setting=setting, share=share) for setting, share in shares.items()]
+    tested.append(replace(row, setting="unknown", share=Estimate(0.0, -0.1, 0.1)))
+    remarks = dict(_remarks(replace(result, tested=tested)))
+    assert remarks["Undecided"] == "unknown, few prompts"
+    assert remarks["Not a cause"] == "small, clear, same, less"
+
+
+def test_no_tensor_compared_is_not_called_equal():
+    text = weights_section(differences({"compared": 0, "unread": ["a: packed"]})).text
+    assert text == (
+        "No tensor of the engine could be compared with the trainer’s. 1 tensor could not be read."
+    )
+    text = weights_section(differences({"compared": 1})).text
+    assert text == "1 tensor of the engine compared with the trainer’s: all are equal."
 
 
 def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_path):
@@ -308,6 +378,13 @@ def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
     many = modules(80)
     search = replace(search, search=replace(search.search, modules=many))
     check_texts(drawn(plot, search, NARROW), NARROW)
+    # A stream that overflows
+    for layer, error in ((3, np.inf), (4, np.nan)):
+        many["layers"][layer] |= {"mlp": {"inherited": error, "added": error}}
+    axes = drawn(plot, replace(search), WIDE).axes
+    stream, _, mlp = (line.get_xdata() for line in (*axes[0].lines, *axes[1].lines))
+    # Nothing precedes the first layer, which is equal there.
+    assert len(stream) == 3 * 80 - 1 - 2 and not {3, 4} & set(mlp)
     for row in many["layers"]:
         row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
     equal = replace(search, search=replace(search.search, modules=many))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.dissect import graft
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
+from mismatch_cli.bisect.module_stage import _choose_rows
 from mismatch_cli.bisect.modules import ALL, ModuleFindings, choose_responses
+from mismatch_cli.bisect.ranking import LegDifferences
 from mismatch_cli.models.dissection.model_parts import ModelParts
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_modules import pass_over
@@ -338,6 +342,20 @@ def test_chosen_responses_are_the_worst_and_typical_ones_of_different_prompts():
     abs_d = [np.full(3, size) for size in (9, 8, 1, 1.1, 0.9, 7)] + [np.zeros(0)]
     assert choose_responses(abs_d, [0, 0, 1, 2, 3, 4, 5], 4) == [0, 5, 3, 2]
     assert choose_responses(abs_d[:2], [0, 0], 4) == [0, 1] and choose_responses([], [], 4) == []
+
+
+def test_a_response_outside_the_loss_is_not_a_typical_one():
+    """Mean gaps of 4, none (its tokens do not count), 1, 2 and 0.25; the median is 1.5."""
+    counts_T = np.array([True, True, False, False, True, True, True])
+    tokens = FixedTokens([], [5], {}, np.arange(5), np.array([0, 2, 4, 5, 6, 7]), counts_T)
+    gap_T = np.array([4.0, 4.0, 1.5, 1.5, 1.0, 2.0, 0.25])
+    measured = LegDifferences(tokens, lambda _leg, side: gap_T * (side == "trainer") - 5)
+    run: Any = SimpleNamespace(
+        measured=lambda: measured, config=SimpleNamespace(module_responses=2)
+    )
+    assert _choose_rows(run) == [0, 2]
+    run.config.module_responses = 9
+    assert sorted(_choose_rows(run)) == [0, 2, 3, 4]
 
 
 @pytest.mark.slow

@@ -31,6 +31,12 @@ def test_a_narrow_table_hides_optional_columns_then_intervals_but_no_part_of_a_n
     assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
 
 
+def test_a_note_counts_the_rows_that_are_left_out():
+    rows = tuple((name, "1", "", "") for name in "abc")
+    for shown_rows, note in ((2, "1 more row in report.html."), (1, "2 more rows in report.html.")):
+        assert note in shown(80, Table("", COLUMNS, rows, terminal_rows=shown_rows))
+
+
 def test_signs_have_their_colours_and_a_limit_that_does_not_hold_its_row():
     columns = (Column("metric", kind="text"), Column("measured"), Column("status", kind="text"))
     rows = (

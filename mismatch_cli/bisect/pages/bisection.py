@@ -30,7 +30,7 @@ from mismatch_cli.bisect.studies.bisection_result import (
     Triangle,
     UntriedRow,
 )
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.excerpts import MovedPlace, moved_excerpts
 from mismatch_cli.report.outline import (
@@ -228,8 +228,8 @@ def _explained_together(analysis: BisectionAnalysis) -> Iterator[str]:
         yield f"Together {settings} explain {in_percent(together.share)} of the gap."
     if overlap > LEAST:
         yield (
-            f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than "
-            "they explain together."
+            f"The shares of all causes overlap: their sum exceeds what they explain together by "
+            f"{100 * overlap:.0f} % of the gap."
         )
 
 
@@ -251,12 +251,13 @@ def _remarks(result: BisectionResult) -> Iterator[tuple[str, str]]:
     larger = sorted(filter(_makes_larger, result.tested), key=lambda row: _value(row.share))
     yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
     causes = {row.setting for row in result.causes}
-    others = []
+    others, undecided = [], []
     for row in result.tested:
         # Stage 3 has a remark of its own.
         if row.stage < 3 and row.setting not in causes and not _makes_larger(row):
-            others.append(row.setting)
-    yield "Not a cause", _listed_once(others)
+            (undecided if _is_undecided(row.share) else others).append(row.setting)
+    yield "Not a cause", _listed_once(name for name in others if name not in undecided)
+    yield "Undecided", _listed_once(undecided)
     yield "Not tried", _listed_once(row.setting for row in result.untried)
     yield "Modules", modules_remark(result.modules)
     yield from _distances(result.triangle)
@@ -271,6 +272,13 @@ def _makes_larger(row: CauseRow) -> bool:
     """Whether a change clearly enlarges the gap by enough to mention."""
     value, high = row.share.value, row.share.high
     return value is not None and value <= -LEAST and (high is None or high < 0)
+
+
+def _is_undecided(share: Estimate) -> bool:
+    """Whether a share is unknown, or too large to be dismissed without an interval."""
+    if share.value is None:
+        return True
+    return share.low is None and share.note != NO_SPREAD and share.value >= LEAST
 
 
 def _larger(row: CauseRow) -> str:
@@ -477,7 +485,8 @@ def _triangle_section(triangle: Triangle) -> Section:
     gap = triangle.as_recorded.value
 
     def of_gap(distance: Estimate) -> str:
-        return share(_value(distance) / gap if gap else None)
+        # A leg without any number, as from an overflow, has no distance, not one of 0.
+        return share(distance.value / gap if gap and distance.value is not None else None)
 
     distances = table(
         "",

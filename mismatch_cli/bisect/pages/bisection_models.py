@@ -102,6 +102,8 @@ def _compared(models: ModelDifferences) -> str:
     if differing:
         answer = f"{differing} differs" if differing == 1 else f"{differing} differ"
     sentences = [f"{compared} of the engine compared with the trainer’s: {answer}."]
+    if not models.weights.compared:
+        sentences = ["No tensor of the engine could be compared with the trainer’s."]
     if models.lacking:
         sentences.append(f"{numbers.things(len(models.lacking), 'tensor')} without a counterpart.")
     if models.unread:

@@ -5,6 +5,7 @@ adds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ CAPTION = (
     "modules were compared. Left (top on a phone): the error accumulated before the attention "
     "and the MLP of each layer, and after its MLP. Right (bottom): the error that attention and "
     "MLP of each layer add. A block that stands out computes differently; a straight climb is "
-    "accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
+    "accumulated rounding. Axes are logarithmic; bit-equal and infinite values have no mark."
 )
 _Error = tuple[float, float | None]  # place on the axis, and error
 _MARKED = 40  # layers up to which every point is marked
@@ -78,7 +79,7 @@ def _series(data: BisectionAnalysis) -> dict[str, np.ndarray]:
 
 def _above_0(errors: Sequence[_Error]) -> np.ndarray:
     """Those that a logarithmic axis can show."""
-    above = [(place, error) for place, error in errors if error]
+    above = [(place, error) for place, error in errors if error and isfinite(error)]
     return np.array(above, dtype=np.float64).reshape(-1, 2)
 
 

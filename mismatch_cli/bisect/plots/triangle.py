@@ -83,15 +83,15 @@ def _draw_corners(axes: Panel, distances: Triangle) -> None:
             edges.append((distances.rollout_reference, _ENGINE, _REFERENCE))
     widest = max(distance.value or 0.0 for distance, *_ in edges) or 1.0
     for distance, start, end in edges:
-        value = distance.value or 0.0
-        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / widest))
+        width = max(0.8, _WIDEST * (distance.value or 0.0) / widest)
+        _draw_edge(axes, distance.value, start, end, width)
     _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, distances.rollout_noise)
     _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, distances.trainer_noise)
     if len(edges) > 1:
         _draw_corner(axes, _REFERENCE, "trainer in float32", axes.theme.green, None)
 
 
-def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: float) -> None:
+def _draw_edge(axes: Panel, value: float | None, start: _Place, end: _Place, width: float) -> None:
     """A line as wide as its distance, labelled with it on the outside."""
     ends = np.array((start, end))
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}

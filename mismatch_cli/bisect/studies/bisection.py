@@ -150,12 +150,10 @@ class BisectionAnalysis(Study):
     @cached_property
     def triangle(self) -> Triangle:
         """Distances between engine, trainer, and the trainer in float32, and their noise."""
-        engine = self.search.base[0]
+        engine, reference = self.search.base[0], self._reference
         # A float32 trainer is its own reference, from which it has no distance.
-        is_separate = self.has(REFERENCE.name)
-        reference = REFERENCE.name if is_separate else SCORED.name
         trainer_reference = None
-        if is_separate:
+        if reference == REFERENCE.name:
             trainer_reference = self._apart(TRAINER, SCORED.name, reference)
         apart = self._apart(ROLLOUT, DECODED.name, WHOLE.name)
         return Triangle(
@@ -163,21 +161,29 @@ class BisectionAnalysis(Study):
             decode_prefill=apart,
             rollout_noise=self._apart(ROLLOUT, DECODED.name, ALONE.name),
             trainer_noise=self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
-            rollout_reference=self._gap((engine, reference)),
+            rollout_reference=self._gap((engine, reference)) if reference else None,
             trainer_reference=trainer_reference,
-            prefill_reference=self._gap((WHOLE.name, reference)),
-            nearer=self._nearer(engine, reference),
+            prefill_reference=self._gap((WHOLE.name, reference)) if reference else None,
+            nearer=self._nearer(engine),
             decode_prefill_is=self._decode_prefill(apart, reference),
         )
 
-    def _decode_prefill(self, apart: Estimate | None, reference: str) -> str | None:
+    @property
+    def _reference(self) -> str | None:
+        """The leg of the trainer in float32, which may be its own one; None if it was not read."""
+        if self.has(REFERENCE.name):
+            return REFERENCE.name
+        if self.has(SCORED.name):
+            scored = read_manifest(self.folder / LEGS / SCORED.name)[TRAINER]
+            if scored.get("dtype") == "float32":
+                return SCORED.name
+        return None
+
+    def _decode_prefill(self, apart: Estimate | None, reference: str | None) -> str | None:
         """What sets decoding and prefill apart; None if they were not both read, or the trainer
         not in float32.
         """
-        if apart is None or not self.has(reference):
-            return None
-        scored = read_manifest(self.folder / LEGS / reference)[TRAINER]
-        if reference != REFERENCE.name and scored.get("dtype") != "float32":
+        if apart is None or reference is None:
             return None
         decoded = self.measured.sums((DECODED.name, reference))
         prefilled = self.measured.sums((WHOLE.name, reference))
@@ -193,14 +199,14 @@ class BisectionAnalysis(Study):
             return None
         return self.effects.gap(self.measured.sums(pair))
 
-    def _nearer(self, engine: str, reference: str) -> str | None:
+    def _nearer(self, engine: str) -> str | None:
         """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if
         it is the trainer.
         """
         if not (self.has(REFERENCE.name) and self.has(SCORED.name)):
             return None
-        trainer = self.measured.apart(TRAINER, SCORED.name, reference)
-        farther = self.effects.change(trainer, self.measured.sums((engine, reference)))
+        trainer = self.measured.apart(TRAINER, SCORED.name, REFERENCE.name)
+        farther = self.effects.change(trainer, self.measured.sums((engine, REFERENCE.name)))
         if farther.low is None or farther.high is None:
             return None
         if farther.low > 0:

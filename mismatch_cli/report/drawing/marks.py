@@ -153,13 +153,50 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
 
 
 def trim_unmeasured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
-    """The rows of each trace, up to the last one with a value."""
+    """The rows of each trace, up to the last one with a value.
+
+    A bin without tokens, as of masked ones, has a row without a value: the rows of all traces
+    with the same number are about the same bin, and each begins where the one before ends.
+    """
     trimmed_of = {}
     for trace, rows in rows_of.items():
         value_B = _estimates_of_rows(rows, key)[:, 0]
         last = max(np.flatnonzero(np.isfinite(value_B)), default=-1)
         trimmed_of[trace] = rows[: last + 1]
-    return trimmed_of
+    empty_of = _empty_rows(trimmed_of.values())
+    complete_of: dict[str, Rows] = {}
+    for trace, rows in trimmed_of.items():
+        own = {row.first: row for row in rows}
+        end = max(own, default=-1)
+        complete_of[trace] = [
+            own.get(first, empty) for first, empty in empty_of.items() if first <= end
+        ]
+    return complete_of
+
+
+def _empty_rows(rows_of_traces: Iterable[Rows]) -> dict[int, ProfileRow]:
+    """A row without tokens for each bin that a trace has, and for each range between two of them,
+    by where it begins.
+    """
+    last_of: dict[int, int | None] = {}
+    for rows in rows_of_traces:
+        for row in rows:
+            # The last bin of a trace may end earlier, with its longest response.
+            other = last_of.get(row.first) or 0
+            last_of[row.first] = None if row.last is None else max(row.last, other)
+    empty_of: dict[int, ProfileRow] = {}
+    end: int | None = None
+    for first, last in sorted(last_of.items()):
+        if end is not None and end + 1 < first:
+            empty_of[end + 1] = _empty_row(end + 1, first - 1)
+        empty_of[first] = _empty_row(first, last)
+        end = last
+    return empty_of
+
+
+def _empty_row(first: int, last: int | None) -> ProfileRow:
+    nothing = Estimate(None)
+    return ProfileRow(first, last, 0, nothing, nothing, nothing)
 
 
 def _estimates_of_rows(rows: Rows, key: str) -> np.ndarray:

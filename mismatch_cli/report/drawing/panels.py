@@ -39,6 +39,7 @@ _CROWDED = (1e-4, 0.01, 0.999)  # a narrow axis has no room for their labels
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FEW_POWERS = 2  # of ten, on a stretched axis
 _MOST_IN_FULL = 1e5  # larger tick labels have an exponent
+_ROUNDING = 1e-12  # of a tick at 1
 
 
 class Sheet(Figure):
@@ -361,7 +362,7 @@ def lowest_of(log_mu_N: np.ndarray) -> float:
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
     # A ratio very close to 1: only its distance from 1 fits beside the panel.
-    if 0 < abs(value - 1) < 5e-4:
+    if _ROUNDING < abs(value - 1) < 5e-4:
         text = f"{value - 1:+.2g}"
     elif abs(value) >= _MOST_IN_FULL:
         text = f"{value:.3g}".replace("e+0", "e").replace("e+", "e")

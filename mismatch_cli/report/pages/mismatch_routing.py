@@ -61,10 +61,15 @@ def routing_remark(routing: RoutingSummary | None) -> Facts:
 
 def _ties(routing: RoutingSummary) -> str:
     """Whether flips are near ties."""
+    shares = [row.flipped.value or 0.0 for row in occupied(routing.layers)]
     flipped, agreeing = routing.margins.flipped.p50, routing.margins.agreeing.p50
+    # A choice by biased scores has no margin of logits, whether it flips or not.
+    unknown = "These routers choose by biased scores, so the margins of flips are unknown."
     if flipped is None:
-        return "No router flips."
+        return unknown if any(shares) else "No router flips."
     if agreeing is None:
+        if any(share < 1 for share in shares):
+            return unknown
         return (
             "Every router flips at every token: the routing differs, or the experts are numbered "
             "differently."

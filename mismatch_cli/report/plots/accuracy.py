@@ -42,7 +42,8 @@ def _draw_histogram(axes: Panel, data: CurationAnalysis) -> None:
     axes.bar(edge_B[:-1], count_B, np.diff(edge_B), align="edge", linewidth=0.6, **look)
     axes.axvspan(*data.curation.keep, color=axes.theme.orange, alpha=0.12, zorder=0, linewidth=0)
     axes.set_xlim(min(edge_B[0], -0.02), max(edge_B[-1], 1.02))
-    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    if edge_B[0] > -1 and edge_B[-1] < 2:
+        axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_xlabel(f"accuracy on {data.curation.samples} samples")
     axes.grid(visible=False, axis="x")
     axes.headline("Problems", note=f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
@@ -62,7 +63,7 @@ def _draw_held_out(axes: Panel, data: CurationAnalysis) -> None:
         means.append(mean_over_problems(pair_K2[:, 1]))
     draw_bars(axes, x_B, means, theme.orange, markersize=4, label="mean of each sixth")
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set_ylim(*_reach(data.pairs_K2[:, 1]))
     axes.set_xlabel("accuracy when chosen")
     axes.headline("Held-out accuracy")
 
@@ -73,4 +74,10 @@ def _jittered(data: CurationAnalysis) -> np.ndarray:
     # A fixed seed: the same data gives the same picture.
     random = np.random.default_rng(0)
     jitter_K2 = random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) / sample_count_2
-    return np.clip(data.pairs_K2 + jitter_K2, 0, 1)
+    low, high = _reach(data.pairs_K2[:, 1])
+    return np.clip(data.pairs_K2 + jitter_K2, (0, low), (1, high))
+
+
+def _reach(accuracy_K: np.ndarray) -> tuple[float, float]:
+    """From 0 to 1, and to the rewards of a user's own function beyond these."""
+    return min(0.0, float(accuracy_K.min())), max(1.0, float(accuracy_K.max()))

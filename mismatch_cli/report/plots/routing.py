@@ -29,15 +29,20 @@ CAPTION = (
 
 
 def needs(data: PlotData) -> bool:
-    return data.routing is not None
+    return data.routing is not None and data.routing.tokens > 0
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
     assert data.routing is not None
-    layers, flips, margins = figure.panels(3, height=(240, 210), legend=LEGEND, columns=3)
-    _draw_layers(layers, data.routing.layers)
-    _draw_flips(flips, [row for row in data.routing.by_flips if row.tokens])
-    _draw_margins(margins, data.routing.margins)
+    margins = data.routing.margins
+    # Routers that choose by biased scores have no margins of logits.
+    has_margins = any(margins.agreeing.counts) or any(margins.flipped.counts)
+    number = 3 if has_margins else 2
+    panels = figure.panels(number, height=(240, 210), legend=LEGEND, columns=3)
+    _draw_layers(panels[0], data.routing.layers)
+    _draw_flips(panels[1], [row for row in data.routing.by_flips if row.tokens])
+    if has_margins:
+        _draw_margins(panels[2], margins)
 
 
 def _draw_layers(axes: Panel, rows: Sequence[LayerRow]) -> None:

@@ -73,5 +73,6 @@ def _label_turns(axes: Panel, rows: Rows) -> None:
     label_at = {}
     for number in (*range(0, last + 1 - every, every), last):
         row = rows[number]
-        label_at[number + 0.5] = str(row.first) if row.last else f"{row.first}+"
+        end = "+" if row.last is None else f"–{row.last}"
+        label_at[number + 0.5] = f"{row.first}" if row.last == row.first else f"{row.first}{end}"
     axes.set_xticks(list(label_at), list(label_at.values()))

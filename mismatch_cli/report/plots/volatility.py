@@ -13,6 +13,7 @@ from mismatch_cli.metrics.pair_summary import ProbabilityBin
 from mismatch_cli.report.drawing.marks import (
     RUNS,
     MaybeEstimate,
+    any_above_0,
     estimate_array,
     looks,
     run_labels,
@@ -74,8 +75,12 @@ def needs(data: PlotData | ComparisonPlotData) -> bool:
     spreads: list[MaybeEstimate] = []
     for summary in data.by_trace.values():
         for mu_bin in summary.volatility:
-            spreads += map(mu_bin.metrics.get, ("ratio_sd", "ratio_p99"))
-    return bool(np.isfinite(values_of(spreads)).any())
+            keys = [_RATIO[0], _BINARY[0], _TOP_K[0]]
+            if mu_bin.tokens >= _FEWEST:
+                keys.append("tv_binary_p99")
+            spreads += map(mu_bin.metrics.get, keys)
+    # The axes are logarithmic: without a spread, as of one token in each bin, they would be empty.
+    return any_above_0(spreads)
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:

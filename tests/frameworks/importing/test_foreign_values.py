@@ -258,3 +258,11 @@ def test_what_is_not_a_whole_number_is_refused(value):
         foreign_values.whole_number(value)
     for three in (3, 3.0, np.int32(3), torch.tensor(3)):
         assert foreign_values.whole_number(three) == 3
+
+
+def test_an_integer_beyond_64_bits_is_a_number_if_a_float_holds_it():
+    assert foreign_values.finite_number(2**70) == 2.0**70
+    assert foreign_values.finite_number(-(2**64)) == -(2.0**64)
+    for value in (10**400, float("inf"), float("nan"), "1", None):
+        with pytest.raises(foreign_values.WRONG_VALUE, match="where a number belongs"):
+            foreign_values.finite_number(value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.pair_summary import ProfileRow
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
 from mismatch_cli.report.plots.metric_factors import times
@@ -199,3 +200,45 @@ def test_a_trace_without_a_gap_leaves_the_others_their_scale(plot_data: Comparis
         STYLES[0],
     ).axes[0]
     assert axes.get_ylim()[1] < 2 * np.nanmax(axes.patches[2].get_data().values)
+
+
+def test_a_bin_is_at_one_place_for_all_traces(plot_data: ComparisonPlotData) -> None:
+    """One trace has masked its tokens 0 and 4 to 7, and both their turns 2 and 3."""
+    nothing = Estimate(None)
+
+    def rows(gap_of: dict[tuple[int, int], float]) -> list[ProfileRow]:
+        return [
+            ProfileRow(*bounds, 9, Estimate(gap), nothing, nothing, Estimate(gap))
+            for bounds, gap in gap_of.items()
+        ]
+
+    first, other = two_of(plot_data.result).traces
+    masked = {(1, 1): 0.2, (2, 3): 0.3, (8, 12): 0.5}
+    whole = {(0, 0): 0.6, (1, 1): 0.7, (2, 3): 0.8}
+    turns = {(1, 1): 0.1, (4, 4): 0.4}
+    traces = [
+        with_summary(first, positions=rows(whole), from_end=rows(masked), turns=rows(turns)),
+        with_summary(other, positions=rows(masked), from_end=rows(masked), turns=rows(turns)),
+    ]
+    result = replace(two_of(plot_data.result), traces=traces)
+    data = ComparisonPlotData(result, "", plot_data.exceedance[:2])
+
+    def steps(axes: Any) -> list[list[float]]:
+        return [
+            np.nan_to_num(patch.get_data().values, nan=-1).tolist()
+            for patch in axes.patches
+            if not patch.get_fill()
+        ]
+
+    def ticks(axes: Any) -> list[str]:
+        return [label.get_text() for label in axes.get_xticklabels()]
+
+    left, right = drawn(load("position-profile"), data, STYLES[0]).axes
+    assert steps(left) == [[0.6, 0.7, 0.8], [-1, 0.2, 0.3, -1, 0.5]]
+    assert ticks(left) == ["0", "1", "2", "4", "8", "13"]
+    # Nothing precedes the first bin that any trace has.
+    assert steps(right) == [[0.2, 0.3, -1, 0.5]] * 2
+    assert ticks(right) == ["1", "2", "4", "8", "13"]
+    of_turns, _ = drawn(load("turn-profile"), data, STYLES[0]).axes
+    assert steps(of_turns) == [[0.1, -1, 0.4]] * 2
+    assert ticks(of_turns) == ["1", "2–3", "4"]

@@ -50,3 +50,15 @@ def test_text_is_legible_inside_the_figure_and_apart(name, style, healthy, broke
 def test_the_lag_scan_is_lowest_where_the_columns_align(healthy):
     assert min(healthy.lags, key=healthy.lags.get) == 0
     assert min(shifted(healthy).lags, key=shifted(healthy).lags.get) == -1
+
+
+def test_one_position_has_no_course(healthy):
+    """Responses of one token each: all are at position 0."""
+    evidence = healthy.diagnosis.evidence
+    sample = replace(evidence.sample)
+    vars(sample)["position_T"] = np.zeros_like(sample.position_T)
+    diagnosis = replace(healthy.diagnosis, evidence=replace(evidence, sample=sample))
+    single = replace(healthy, diagnosis=diagnosis)
+    assert [position for position, _ in single.by_position] == [0]
+    assert single.by_position[0][1].value == pytest.approx(1)
+    assert not plots_of(DiagnosisAnalysis.STUDY)["gap-by-position"].needs(single)

@@ -12,6 +12,7 @@ import pytest
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pair_summary import ProbabilityBin
+from mismatch_cli.metrics.route_flips import MarginCounts
 from mismatch_cli.report.drawing.style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.report.figures import draw, plots_for, plots_of, text_of
 from mismatch_cli.studies.mismatch import PlotData
@@ -123,6 +124,39 @@ def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: Simple
 
     assert labels((0.125, 0.25)) == ["rounded logits: s = 1/8 nat", "rounded logits: s = 1/4 nat"]
     assert labels(()) == []
+
+
+def test_routers_without_margins_have_the_other_panels(measured: SimpleNamespace) -> None:
+    plot, data = plots_of("mismatch")["routing"], measured.plot_data
+    none = MarginCounts(0, None, None, None, [0] * len(data.routing.margins.agreeing.counts))
+    margins = replace(data.routing.margins, agreeing=none, flipped=none)
+    without = replace(data, routing=replace(data.routing, margins=margins))
+    for style in STYLES:
+        figure = drawn(plot, without, style)
+        check_texts(figure, style)
+        titles = [axes.get_title(loc="left") for axes in figure.axes]
+        assert titles == ["Tokens flipped, %", "Mean |Δlog p|, nats"]
+    for of_one_kind in ({"agreeing": none}, {"flipped": none}):
+        some = replace(data.routing.margins, **of_one_kind)
+        figure = drawn(plot, replace(data, routing=replace(data.routing, margins=some)), WIDE)
+        assert len(figure.axes) == 3
+    assert not plot.needs(replace(data, routing=replace(data.routing, tokens=0)))
+
+
+def test_spreads_of_0_are_not_drawn_as_an_empty_figure() -> None:
+    """Bins of one token, or of tokens that agree; a percentile counts from 100 tokens on."""
+    plot, zero = plots_of("mismatch")["volatility"], Estimate(0.0)
+
+    def is_drawn(tokens: int, **metrics: Estimate) -> bool:
+        nothing = dict.fromkeys(("ratio_sd", "tv_binary_sd", "tv_topk_sd"), zero)
+        row = ProbabilityBin(0.3, 0.5, tokens, nothing | metrics)
+        return bool(plot.needs(PlotData(pair_summary(volatility=[row]))))
+
+    assert not is_drawn(1) and not is_drawn(500, tv_binary_p99=zero)
+    assert is_drawn(2, ratio_sd=Estimate(0.1)) and is_drawn(2, tv_topk_sd=Estimate(0.1))
+    assert is_drawn(2, tv_binary_sd=Estimate(0.1))
+    assert is_drawn(100, tv_binary_p99=Estimate(0.1))
+    assert not is_drawn(99, tv_binary_p99=Estimate(0.1))
 
 
 def test_plots_without_data_are_left_out() -> None:

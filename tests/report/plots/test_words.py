@@ -13,7 +13,7 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.report.drawing.marks import OpacityScale, draw_heat, draw_points
-from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.panels import Sheet, plain_label
 from mismatch_cli.report.drawing.style import WIDE
 from mismatch_cli.report.drawing.words import MOST, in_words
 from mismatch_cli.report.figures import Drawable, alternative_text, draw, plot_names, plots_of
@@ -167,3 +167,33 @@ def test_names_in_the_text_are_escaped_on_the_page(view: Any) -> None:
     figure = replace(view.figures[0], alt='"><script>alert(1)</script>')
     page = render_html(replace(view, figures=[figure]))
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
+
+
+def test_a_tick_at_1_is_not_called_its_distance_from_1() -> None:
+    """0.010000000000000002 as a share is a tick at 1 %."""
+    assert plain_label(100 * 0.010000000000000002) == plain_label(1) == "1"
+    assert [plain_label(value) for value in (1.0001, 0.9996, 1.0006)] == [
+        "+0.0001",
+        "−0.0004",
+        "1.0006",
+    ]
+
+
+def test_rewards_beyond_shares_are_drawn() -> None:
+    """Means of a user's own function from −2 to 1; all problems are counted, none at an edge that
+    is not its own.
+    """
+    chosen, held_out = {0: 0.5, 1: -2.0, 2: 0.25, 3: 1.0}, {0: -1.5, 2: 0.75}
+    config = {"model": "m", "prompts": {"location": "p"}}
+    data = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config)
+    count_B, edge_B = data.histogram
+    assert count_B.sum() == 4 and (edge_B[0], edge_B[-1]) == (-2, 1)
+    left, right = draw(plots_of("curation")["accuracy"], data, WIDE).axes
+    assert left.get_xlim() == (-2, 1.02)
+    (dots,) = right.collections[:1]
+    assert right.get_ylim() == (-1.5, 1.0)
+    low, high = sorted(dots.get_offsets()[:, 1])
+    assert -1.5 <= low <= -1.5 + 0.35 / 4 and abs(high - 0.75) <= 0.35 / 4
+    shares = CurationAnalysis(Curation((0.2, 0.8), 4, 4, {0: 0.5, 1: 0.0}, {0: 0.5}), config=config)
+    assert shares.histogram[1].tolist() == [-0.125, 0.125, 0.375, 0.625, 0.875, 1.125]
+    assert draw(plots_of("curation")["accuracy"], shares, WIDE).axes[1].get_ylim() == (0, 1)
