@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.own_scale import OwnScale
+from mismatch_cli.metrics.logit_steps import MEAN_OF_ROUNDING
+from mismatch_cli.metrics.own_scale import _OTHERS, OwnScale
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.rules.batch import TokenBatch
 
@@ -27,3 +29,15 @@ def test_noise_is_known_from_200_uncertain_tokens_of_which_half_move(
     scale = OwnScale(PAIRS["mismatch"])
     scale.update(TokenGaps(batch, PAIRS["mismatch"], 0, 1))
     assert scale.trainer_noise == noise
+
+
+def test_rounding_moves_a_single_token_by_its_uncertainty(
+    make_batch: Callable[..., TokenBatch],
+) -> None:
+    """A step of 1/8 at temperature 2, of a token with μ = 1/4."""
+    batch = make_batch([[np.log(0.25)]], logp_recomputed=[[np.log(0.25)]])
+    scale = OwnScale(PAIRS["mismatch"])
+    assert scale.gap_of_rounding(0.125, 2.0) == 0.0
+    scale.update(TokenGaps(batch, PAIRS["mismatch"], 0, 1))
+    by_hand = np.sqrt(1 + _OTHERS) * 0.75 * MEAN_OF_ROUNDING * 0.125 / 2
+    assert scale.gap_of_rounding(0.125, 2.0) == pytest.approx(by_hand, rel=1e-6)

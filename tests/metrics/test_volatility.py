@@ -62,6 +62,15 @@ def test_an_empty_bin_has_no_values(make_batch) -> None:
     assert all(row.tokens == 0 and row.metrics["ratio_max"].value is None for row in empty)
 
 
+def test_tokens_out_of_support_have_ratio_0(make_batch) -> None:
+    """Two of a hundred: the first percentile is exactly 0."""
+    logp_T = [-np.inf] * 2 + [-2.1] * 98
+    summary = summarise(make_batch([[-2.0] * 100], logp_recomputed=[logp_T]))
+    (row,) = (row for row in summary.result().volatility if row.tokens)
+    assert row.metrics["ratio_p01"].value == 0.0
+    assert row.metrics["ratio_p99"].value == pytest.approx(np.exp(-0.1), rel=3e-3)
+
+
 @pytest.mark.parametrize(("tokens", "note"), [(999, FEW_TOKENS), (1000, None)])
 def test_a_bin_of_a_thousand_tokens_has_enough_for_a_spread(make_batch, tokens, note) -> None:
     responses = 10

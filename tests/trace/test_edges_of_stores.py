@@ -53,3 +53,19 @@ def test_what_is_requested_together_comes_in_order(monkeypatch):
         paths = [Path(f"s3/{number}") for number in range(count)]
         names = reader._requested_together(lambda path: path.name, paths)
         assert list(names) == [str(number) for number in range(count)]
+
+
+def test_paths_within_file_systems():
+    from pyarrow.fs import FileSystem
+
+    url = "abfs://box@account.dfs.core.windows.net/runs/a"
+    for name, inside in (
+        (url, FileSystem.from_uri(url)[1]),
+        ("hf://datasets/me/runs/a", "datasets/me/runs/a"),
+        ("s3://bucket/a/", "bucket/a"),
+        ("gs:/bucket/a", "bucket/a"),
+    ):
+        place = local_or_store(Path(name))
+        assert isinstance(place, StorePath) and place.inside == inside
+    assert local_or_store(Path("file:///tmp/x")) == Path("/tmp/x")
+    assert local_or_store(Path("runs/a")) == Path("runs/a")

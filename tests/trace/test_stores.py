@@ -187,22 +187,6 @@ def test_a_damaged_shard_on_a_store_is_named_and_skipped(store, trace, capsys):
     assert list(result["about"]["partial"][0]["broken_shards"]) == ["shard-00003.parquet"]
 
 
-def test_paths_within_file_systems():
-    from pyarrow.fs import FileSystem
-
-    url = "abfs://box@account.dfs.core.windows.net/runs/a"
-    for name, inside in (
-        (url, FileSystem.from_uri(url)[1]),
-        ("hf://datasets/me/runs/a", "datasets/me/runs/a"),
-        ("s3://bucket/a/", "bucket/a"),
-        ("gs:/bucket/a", "bucket/a"),
-    ):
-        place = stores.local_or_store(Path(name))
-        assert isinstance(place, stores.StorePath) and place.inside == inside
-    assert stores.local_or_store(Path("file:///tmp/x")) == Path("/tmp/x")
-    assert stores.local_or_store(Path("runs/a")) == Path("runs/a")
-
-
 def test_any_file_system_of_fsspec(trace, capsys):
     import fsspec
 
