@@ -129,9 +129,8 @@ class MathVerify:
 def _as_box(answer: str) -> str:
     """A LaTeX box: the only form whose extent math-verify does not have to guess."""
     inner = last_boxed(answer)
-    if inner is None:
-        inner = answer.strip().strip("$")
-    return f"\\boxed{{{inner}}}"
+    # With its dollars, as verl passes it: math-verify reads $5$, and $5\$$ too.
+    return f"\\boxed{{{answer.strip() if inner is None else inner}}}"
 
 
 def _unboxed(answer: str) -> str:
