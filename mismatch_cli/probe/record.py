@@ -80,7 +80,8 @@ def _sample(
     # Everything that can be refused is refused now, not after an hour of sampling.
     full = distributions.count > 0
     if full:
-        check_room(config, vocabulary_of(config.engine.model, tokenizer), run_folder)
+        vocabulary = vocabulary_of(config.engine.model, tokenizer)
+        check_room(config, vocabulary, run_folder, len(problems))
     if config.scoring_model != config.engine.model:
         check_model_folder(config.scoring_model)
     fresh = "shards" not in manifest
