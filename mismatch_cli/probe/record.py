@@ -125,7 +125,8 @@ def _score(
             keep_routes=config.extras.keep_routes,
             ranks=ranks,
         )
-        score_shards(score, shards, done, config.scorer.noise_responses, progress, ranks)
+        noise_responses = scoring.noise_of(config.scorer.noise_responses)
+        score_shards(score, shards, done, noise_responses, progress, ranks)
 
 
 def _load_trainer(
