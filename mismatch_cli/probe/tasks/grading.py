@@ -20,6 +20,7 @@ from mismatch_cli.probe.tasks.answers import (
     asks_for_box,
     asks_for_line,
     last_boxed,
+    only_answer,
     stated_answer,
 )
 from mismatch_cli.probe.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
@@ -94,6 +95,7 @@ class MathVerify:
             self.unstated += 1
             return 0.0
         self.stated += 1
+        answer = only_answer(answer)
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
             # math-verify agrees, but takes a thousand times longer.
             return float(int(stated) == int(answer))
