@@ -58,6 +58,15 @@ def test_not_a_causal_model(tmp_path: Path) -> None:
         load_causal_lm(str(tmp_path))
 
 
+def test_a_model_that_also_reads_images(tmp_path: Path) -> None:
+    """It generates text from left to right, but transformers has no class for that part alone."""
+    from transformers import Qwen3VLConfig
+
+    Qwen3VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(MismatchError, match=r"reads more than text, .* a model of text only"):
+        load_causal_lm(str(tmp_path))
+
+
 def test_missing_weights_are_not_filled_with_random_numbers(
     save_model: SaveModel, tmp_path: Path
 ) -> None:
