@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,9 @@ def test_the_decoder_of_llama_4_is_all_but_its_head() -> None:
     llama = Llama4ForCausalLM(Llama4TextConfig(**sizes, **experts)).eval()
     assert decoder_of(qwen) is qwen.get_decoder() is qwen.model
     assert decoder_of(llama) is llama.model and llama.get_decoder() is llama
+    matrix = object()
+    parts: Any = {"get_decoder": lambda: matrix, "get_output_embeddings": lambda: matrix}
+    assert decoder_of(SimpleNamespace(model=qwen, **parts)) is qwen
     for model in (qwen, llama):
         head, _ = proven_head(model)
         assert head.vocabulary == 64
