@@ -23,7 +23,7 @@ from mismatch_cli.models.engines import Engine, OpenEngine
 from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.models.sharding import is_spread, without_gradients
+from mismatch_cli.models.sharding import decoder_of, is_spread, without_gradients
 
 _ROWS = 64  # tokens whose logits of both sides are in memory at a time
 _NO_COUNTERPART = "the engine has no counterpart"
@@ -120,7 +120,7 @@ class _Dissection:
         first_row, ids_T = len(self.request.prompt_ids) - 1, torch.tensor(self.request.response_ids)
         self.findings.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
         self.heard = Listener(self.trainer.model)
-        with self.heard.on(self.trainer.model.get_decoder(), lambda *_: True):
+        with self.heard.on(decoder_of(self.trainer.model), lambda *_: True):
             self.findings.logp_trainer.append(self._score(()))
         self.findings.layers.add(self.engine.streams, self.heard.streams)
 

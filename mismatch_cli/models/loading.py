@@ -182,6 +182,11 @@ def _explain_failure(model: str, error: Exception) -> str:
     if refusal:
         return refusal
     if "Unrecognized configuration class" in reason:
+        if "text_config" in type(load_config(model)).sub_configs:
+            return (
+                f"{model} reads more than text, and transformers does not load its language model "
+                "alone, which scoring needs. Name a model of text only."
+            )
         return (
             f"{model} is not a causal language model. Name a model that generates text from left "
             "to right."

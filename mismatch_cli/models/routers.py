@@ -60,7 +60,7 @@ class Routers:
                 numbers = _LAYER.findall(name)
                 self.layers.append(int(numbers[0]) if numbers else len(self._modules))
                 self._modules.append(module)
-        self.experts = max((int(module.num_experts) for module in self._modules), default=0)
+        self.experts = max(map(_experts_of, self._modules), default=0)
         self.top_k = max((int(module.top_k) for module in self._modules), default=0)
         self._name = type(model).__name__
         self._weighings = [_WEIGHINGS] * len(self._modules)  # the possible ones of each router
@@ -202,6 +202,11 @@ class Routers:
 def _is_router(module: Any) -> bool:
     is_named_so = bool(_ROUTER.search(type(module).__name__))
     return is_named_so and hasattr(module, "top_k") and hasattr(module, "num_experts")
+
+
+def _experts_of(router: Any) -> int:
+    """The number of experts that a router chooses from; in LongCat-Flash some compute nothing."""
+    return max(int(router.num_experts), int(getattr(router, "n_routed_experts", 0)))
 
 
 def _rank(logits_NE: Tensor, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:

@@ -171,7 +171,7 @@ def _managed(model: Any) -> list[Any]:
 
 
 def _pass_through(model: Any, inputs: Mapping[str, Tensor], at_head: AtHead[R]) -> R:
-    decoded = model.get_decoder()(**inputs, use_cache=False)
+    decoded = decoder_of(model)(**inputs, use_cache=False)
     result: R = model.get_output_embeddings()(decoded.last_hidden_state, at_head)
     return result
 
@@ -194,11 +194,21 @@ def pass_through(model: Any, inputs: Mapping[str, Tensor], at_head: AtHead[R]) -
     """
     if not is_spread(model):
         head = model.get_output_embeddings()
-        decoded = model.get_decoder()(**inputs, use_cache=False)
+        decoded = decoder_of(model)(**inputs, use_cache=False)
         return at_head(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
     result: R = model.pass_through(inputs, at_head)
     free_gathered_weights(model)
     return result
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of a model that makes the last hidden states: all but its head."""
+    decoder = model.get_decoder()
+    # By the names of their parts, transformers takes all of Llama 4 for its decoder, and the head
+    # of ModernBERT's decoder.
+    if decoder is model or decoder is model.get_output_embeddings():
+        return model.model
+    return decoder
 
 
 def without_gradients(model: Any) -> Any:

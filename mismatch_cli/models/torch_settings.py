@@ -95,7 +95,7 @@ def check_threads(threads: int | None) -> None:
 
 def _weight_bytes(model: str) -> float:
     """The size of a local model's files; infinite if there are none."""
-    folder = Path(model)
+    folder = Path(model).expanduser()
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
         return float("inf")

@@ -98,9 +98,9 @@ def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
     return mu_TV
 
 
-def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
+def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path, problems: int) -> None:
     """Refuse, before anything loads, what would not fit: one response of full length in memory, all
-    of them on disk.
+    of them on disk. A run of so many problems may have fewer responses than were asked for.
 
     Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full
     distributions.
@@ -121,15 +121,16 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
             f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
             f"full_divergence_memory = {needed / _GIB + 0.1:.1f} allows it."
         )
-    count = config.extras.full_divergence
+    count = min(config.extras.full_divergence, problems * config.sampler.samples_per_prompt)
     on_disk = count * tokens * vocabulary * _FLOAT32
     free = _free_disk(run_folder)
     if on_disk > free:
+        fitting = int(count * free / on_disk)
+        fewer = f"at most --full-divergence {fitting}, " if fitting else ""
         raise MismatchError(
             f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until "
-            f"scoring, and {run_folder} has {free / _GIB:.1f} GiB free. Use at most "
-            f"--full-divergence {int(count * free / on_disk)}, a smaller --max-tokens, or "
-            "another --output."
+            f"scoring, and {run_folder} has {free / _GIB:.1f} GiB free. Use {fewer}a smaller "
+            "--max-tokens, or another --output."
         )
 
 

@@ -80,7 +80,8 @@ def _sample(
     # Everything that can be refused is refused now, not after an hour of sampling.
     full = distributions.count > 0
     if full:
-        check_room(config, vocabulary_of(config.engine.model, tokenizer), run_folder)
+        vocabulary = vocabulary_of(config.engine.model, tokenizer)
+        check_room(config, vocabulary, run_folder, len(problems))
     if config.scoring_model != config.engine.model:
         check_model_folder(config.scoring_model)
     fresh = "shards" not in manifest
@@ -124,7 +125,8 @@ def _score(
             keep_routes=config.extras.keep_routes,
             ranks=ranks,
         )
-        score_shards(score, shards, done, config.scorer.noise_responses, progress, ranks)
+        noise_responses = scoring.noise_of(config.scorer.noise_responses)
+        score_shards(score, shards, done, noise_responses, progress, ranks)
 
 
 def _load_trainer(

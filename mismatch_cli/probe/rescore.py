@@ -83,7 +83,8 @@ def rescore(
         if first:
             write_manifest(work.folder, described)
     score = partial(work.score_shard, trainer=trainer, ranks=ranks)
-    score_shards(score, work.source.shards, done, config.scorer.noise_responses, progress, ranks)
+    noise_responses = work.plan.scoring.noise_of(config.scorer.noise_responses)
+    score_shards(score, work.source.shards, done, noise_responses, progress, ranks)
 
 
 def _warn_of_adapters(

@@ -47,6 +47,10 @@ class ScoringPass:
         """Whether a shard has the column of this pass."""
         return self.column in open_shard(path).schema_arrow.names
 
+    def noise_of(self, requested: int | None) -> int | None:
+        """How many responses this pass scores twice, where so many are requested."""
+        return requested if self.is_trainers_own else 0
+
 
 def passes(equal_weights: bool) -> list[ScoringPass]:
     """At equal weights logp_trainer is logp_recomputed, and one pass is enough."""

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.models.loading import load_causal_lm
+from mismatch_cli.models.scoring.proven_head import proven_head
+from mismatch_cli.models.sharding import decoder_of
 
 SaveModel = Callable[..., str]
 
@@ -53,6 +56,15 @@ def test_not_a_causal_model(tmp_path: Path) -> None:
 
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(MismatchError, match="is not a causal language model"):
+        load_causal_lm(str(tmp_path))
+
+
+def test_a_model_that_also_reads_images(tmp_path: Path) -> None:
+    """It generates text from left to right, but transformers has no class for that part alone."""
+    from transformers import Qwen3VLConfig
+
+    Qwen3VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(MismatchError, match=r"reads more than text, .* a model of text only"):
         load_causal_lm(str(tmp_path))
 
 
@@ -124,3 +136,31 @@ def test_a_model_of_a_billion_modules_is_refused(name: str, save_model: SaveMode
     (folder / "config.json").write_text(json.dumps(config | {name: 10**9}))
     with pytest.raises(MismatchError, match=f"sets {name} to 1000000000"):
         load_causal_lm(str(folder))
+
+
+def test_the_decoder_of_llama_4_is_all_but_its_head() -> None:
+    """transformers' own `get_decoder` returns the whole model, which has no hidden states."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
+
+    sizes: Any = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 16,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+    }
+    experts: Any = {"intermediate_size_mlp": 16, "num_local_experts": 2}
+    qwen = Qwen3ForCausalLM(Qwen3Config(**sizes)).eval()
+    llama = Llama4ForCausalLM(Llama4TextConfig(**sizes, **experts)).eval()
+    assert decoder_of(qwen) is qwen.get_decoder() is qwen.model
+    assert decoder_of(llama) is llama.model and llama.get_decoder() is llama
+    matrix = object()
+    parts: Any = {"get_decoder": lambda: matrix, "get_output_embeddings": lambda: matrix}
+    assert decoder_of(SimpleNamespace(model=qwen, **parts)) is qwen
+    for model in (qwen, llama):
+        head, _ = proven_head(model)
+        assert head.vocabulary == 64

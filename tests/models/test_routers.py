@@ -131,3 +131,15 @@ def test_models_without_replay_are_refused(save_model):
         MismatchError, match=r"sent each token to 3 experts, but Glm4MoeForCausalLM sends it to 2"
     ):
         routers.prescribe(torch.zeros(18, 2, 3, dtype=torch.long))
+
+
+def test_experts_that_compute_nothing_count_as_experts():
+    """LongCat-Flash chooses among 4 and 3 more, which return their input; its routes name all."""
+    from transformers import LongcatFlashConfig, MixtralConfig
+    from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashTopkRouter
+    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+
+    longcat = LongcatFlashConfig(hidden_size=8, n_routed_experts=4, zero_expert_num=3)
+    mixtral = MixtralConfig(hidden_size=8, num_local_experts=5)
+    assert Routers(torch.nn.ModuleList([LongcatFlashTopkRouter(longcat)])).experts == 7
+    assert Routers(torch.nn.ModuleList([MixtralTopKRouter(mixtral)])).experts == 5

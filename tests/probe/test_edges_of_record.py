@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from mismatch_cli.models.rank_shares import ALL_HERE
 from mismatch_cli.probe import record, rollouts
 from mismatch_cli.probe.full_divergence import Distributions
+from mismatch_cli.probe.score import ScoringPass
 
 
 @pytest.mark.parametrize(("responses", "full"), [(0, False), (1, True), (2, True)])
@@ -84,3 +86,28 @@ def test_a_shard_begins_with_the_number_of_its_first_response(tmp_path, monkeypa
     )
     assert rollouts.Sampler.sample(sampler, config, tmp_path, {}) == {}
     assert events == [(15, 0), (2, 0), (2, 6), (1, 12)]
+
+
+def test_only_the_pass_of_the_trainer_scores_responses_twice(monkeypatch):
+    """Not the one at the weights that sampled: its tokens are counted once."""
+    passes = []
+    monkeypatch.setattr(record, "equal_weights", lambda _: False)
+    monkeypatch.setattr(record, "shards_of", lambda *_: [None])
+    monkeypatch.setattr(ScoringPass, "is_done", lambda *_: False)
+    monkeypatch.setattr(record, "write_manifest", lambda *_: None)
+    monkeypatch.setattr(record, "_load_trainer", lambda *_: SimpleNamespace(describe=dict))
+    monkeypatch.setattr(
+        record, "score_shards", lambda score, *rest: passes.append((score.keywords, rest[2]))
+    )
+    for requested in (None, 7):
+        scorer = SimpleNamespace(noise_responses=requested, token_budget=9)
+        extras = SimpleNamespace(keep_routes=0)
+        config = SimpleNamespace(scorer=scorer, extras=extras, engine_adapter=None)
+        record._score(config, None, {}, None, None, ALL_HERE)
+    scorings = [(keywords["scoring"].column, noise) for keywords, noise in passes]
+    assert scorings == [
+        ("logp_recomputed", 0),
+        ("logp_trainer", None),
+        ("logp_recomputed", 0),
+        ("logp_trainer", 7),
+    ]

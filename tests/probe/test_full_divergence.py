@@ -197,10 +197,26 @@ def test_the_disk_needs_four_bytes_for_every_token_of_the_vocabulary(monkeypatch
     config = build(ProbeConfig, {"engine": "hf", "full_divergence": 5, "max_tokens": 40})
     needed = 4 * 2048 * 40 * 5
     monkeypatch.setattr(full_divergence, "_free_disk", lambda _: needed)
-    full_divergence.check_room(config, 2048, tmp_path)
+    full_divergence.check_room(config, 2048, tmp_path, 5)
     monkeypatch.setattr(full_divergence, "_free_disk", lambda _: needed - 1)
     with pytest.raises(MismatchError, match="Use at most --full-divergence 4, "):
-        full_divergence.check_room(config, 2048, tmp_path)
+        full_divergence.check_room(config, 2048, tmp_path, 5)
+
+
+def test_only_the_responses_that_there_will_be_need_room(monkeypatch, tmp_path):
+    """1000 are asked for, and two problems have three each."""
+    settings = {"engine": "hf", "full_divergence": 1000, "max_tokens": 40, "samples_per_prompt": 3}
+    config = build(ProbeConfig, settings)
+    of_one = 4 * 2048 * 40
+    monkeypatch.setattr(full_divergence, "_free_disk", lambda _: 6 * of_one)
+    full_divergence.check_room(config, 2048, tmp_path, 2)
+    for free, words in (
+        (6 * of_one - 1, "Use at most --full-divergence 5, "),
+        (1, "Use a smaller"),
+    ):
+        monkeypatch.setattr(full_divergence, "_free_disk", lambda _, free=free: free)
+        with pytest.raises(MismatchError, match=f"--full-divergence 6 would .*{words}"):
+            full_divergence.check_room(config, 2048, tmp_path, 2)
 
 
 @pytest.mark.slow

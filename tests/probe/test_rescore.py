@@ -264,7 +264,18 @@ def test_keep_trainer_adds_what_is_missing(tmp_path):
     (shard,) = Trace.open(source).shards
     expected = flat(Trace.open(source), "logp_recomputed_T")
     pq.write_table(first_step(pq.read_table(shard)), shard)
-    filled = rescored(tmp_path / "run", source, dtype="bfloat16", keep_trainer=True)
+    talk = talking()
+    tokens: list[int] = []
+
+    def counting(_phase: str, total: int, done: int, **_: Any) -> Any:
+        tokens.extend([-total, done])
+        return nullcontext(tokens.append)
+
+    talk.counting = counting
+    rescore(config(source, dtype="bfloat16", keep_trainer=True), tmp_path / "run", dict(NEW), talk)
+    filled = Trace.open(tmp_path / "run")
+    # All that was counted is done: nothing is scored twice where the old trainer stays
+    assert min(tokens) < -1000 and sum(tokens) == 0
     apart_T = np.abs(flat(filled, "logp_recomputed_T") - expected)
     # bfloat16 rounds differently on each kind of processor
     assert apart_T.mean() < 5e-3 and apart_T.max() < 0.25

@@ -13,7 +13,7 @@ from torch import Tensor
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
-from mismatch_cli.models.sharding import pass_through
+from mismatch_cli.models.sharding import decoder_of, pass_through
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def pass_over(
 ) -> Iterator[EnginePass]:
     """Read the tokens as `generate` reads a prompt, all at once."""
     listener = Listener(model)
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     ids_1N = torch.tensor([list(token_ids)], device=_device(model))
     inputs = {"input_ids": ids_1N, "attention_mask": torch.ones_like(ids_1N)}
     with torch.inference_mode(), listener.on(decoder, lambda *_: True):

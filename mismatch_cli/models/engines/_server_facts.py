@@ -102,8 +102,9 @@ def _name_of(model: str, roots: Mapping[str, str]) -> str | None:
 
 
 def _same_folder(root: str, model: str) -> bool:
+    folder = Path(model).expanduser()
     return root == model or (
-        Path(model).exists() and Path(root).expanduser().resolve() == Path(model).resolve()
+        folder.exists() and Path(root).expanduser().resolve() == folder.resolve()
     )
 
 

@@ -95,11 +95,14 @@ class HfEngine:
         self.model = model
         self.settings = settings
         self._batch_size = batch_size
-        stop_ids = _as_set(model.generation_config.eos_token_id)
-        self._stop_ids = stop_ids | _as_set(model.config.eos_token_id)
+        # A model of several kinds of input has these facts in the configuration of its text model.
+        text = model.config.get_text_config()
+        self._stop_ids = _as_set(model.generation_config.eos_token_id)
+        for config in (model.config, text):
+            self._stop_ids |= _as_set(getattr(config, "eos_token_id", None))
         # Responses end where positions would begin to depend on the length of a batch.
         context = first_context(model.config) or int(
-            getattr(model.config, "max_position_embeddings", 2**31)
+            getattr(text, "max_position_embeddings", 2**31)
         )
         self._max_model_len = max_model_len or context
         self._routers = _routers(model, settings)

@@ -2,7 +2,9 @@
 `Answer:`.
 """
 
+import ast
 import re
+import warnings
 
 from mismatch_cli.base.numbers import count
 
@@ -90,6 +92,22 @@ def last_boxed(text: str) -> str | None:
             if start in box_starts and start > last_start:
                 last_start, content = start, text[start : index - 1]
     return content
+
+
+def only_answer(answer: str) -> str:
+    """The text in a list of one text, which is how some data sets write their answers; any other
+    answer is unchanged.
+    """
+    if not answer.startswith(("['", '["')):
+        return answer
+    try:
+        with warnings.catch_warnings(action="error"):
+            texts = ast.literal_eval(answer)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return answer
+    is_one_text = isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str)
+    # Where backslashes are not doubled, \frac would begin with a form feed.
+    return texts[0] if is_one_text and texts[0].isprintable() else answer
 
 
 HOW_TO_ASK = (

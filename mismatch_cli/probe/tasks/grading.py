@@ -20,6 +20,7 @@ from mismatch_cli.probe.tasks.answers import (
     asks_for_box,
     asks_for_line,
     last_boxed,
+    only_answer,
     stated_answer,
 )
 from mismatch_cli.probe.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
@@ -94,6 +95,7 @@ class MathVerify:
             self.unstated += 1
             return 0.0
         self.stated += 1
+        answer = only_answer(answer)
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
             # math-verify agrees, but takes a thousand times longer.
             return float(int(stated) == int(answer))
@@ -129,9 +131,8 @@ class MathVerify:
 def _as_box(answer: str) -> str:
     """A LaTeX box: the only form whose extent math-verify does not have to guess."""
     inner = last_boxed(answer)
-    if inner is None:
-        inner = answer.strip().strip("$")
-    return f"\\boxed{{{inner}}}"
+    # With its dollars, as verl passes it: math-verify reads $5$, and $5\$$ too.
+    return f"\\boxed{{{answer.strip() if inner is None else inner}}}"
 
 
 def _unboxed(answer: str) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
-from mismatch_cli.probe.tasks.answers import asks_for_line, stated_answer, without_answer
+from mismatch_cli.probe.tasks.answers import (
+    asks_for_line,
+    only_answer,
+    stated_answer,
+    without_answer,
+)
 from mismatch_cli.probe.tasks.grading import Grader, MathVerify
 from mismatch_cli.probe.tasks.prompts import Problem, encode_prompts
 from mismatch_cli.rules.batch import Rollout
@@ -201,3 +207,31 @@ def test_a_prompt_that_is_too_long_is_left_out():
         f"the prompt has {lengths[1]} tokens, more than the limit of {lengths[1] - 1}",
         f"the prompt has {lengths[2]} tokens, the context {lengths[2]}",
     ]
+
+
+# As Python and as JSON write a list: a column of lists is read as the first, a text may be either
+LISTS = [
+    (["1,234"], "1234", 1), (["50\\%"], "50", 1), (["\\{1,2\\}"], "\\{2,1\\}", 1), (["34"], "34", 1),
+    (["\\frac{1}{2}"], "0.5", 1), (["34"], "35", 0), (["1,234"], "234", 0),
+]  # fmt: skip
+
+
+def test_the_answer_in_a_list_of_one_is_the_answer(grader):
+    for texts, stated, reward in LISTS:
+        for answer in (str(texts), json.dumps(texts)):
+            assert only_answer(answer) == texts[0]
+            assert grader.grade(f"\\boxed{{{stated}}}", answer, "stop") == reward, answer
+    single = (r"['\frac{1}{2}']", r'["\sqrt{2}"]', r"['\xi']", r'["\text{B}"]')
+    for other in (
+        *single,
+        "['1', '2']",
+        "[1]",
+        "[0,1)",
+        "['",
+        '["a]',
+        "['a'](1)",
+        "34",
+        "",
+        "{'a': 1}",
+    ):
+        assert only_answer(other) == other
