@@ -251,12 +251,14 @@ def _remarks(result: BisectionResult) -> Iterator[tuple[str, str]]:
     larger = sorted(filter(_makes_larger, result.tested), key=lambda row: _value(row.share))
     yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
     causes = {row.setting for row in result.causes}
-    others, undecided = [], []
+    dismissed = []
     for row in result.tested:
         # Stage 3 has a remark of its own.
         if row.stage < 3 and row.setting not in causes and not _makes_larger(row):
-            (undecided if _is_undecided(row.share) else others).append(row.setting)
-    yield "Not a cause", _listed_once(name for name in others if name not in undecided)
+            dismissed.append(row)
+    undecided = [row.setting for row in dismissed if _is_undecided(row.share)]
+    settings = [row.setting for row in dismissed]
+    yield "Not a cause", _listed_once(name for name in settings if name not in undecided)
     yield "Undecided", _listed_once(undecided)
     yield "Not tried", _listed_once(row.setting for row in result.untried)
     yield "Modules", modules_remark(result.modules)
