@@ -43,3 +43,20 @@ def test_a_problem_whose_responses_a_reward_declined_has_no_accuracy(choose):
 def test_if_no_problem_is_kept_the_mean_or_the_lack_of_answers_says_why(choose, unstated, words):
     with pytest.raises(MismatchError, match=words):
         choose({3: 0.1, 5: 1.0, 7: float("nan")}, unstated)
+
+
+def test_no_engine_is_needed_once_both_traces_have_all_their_shards(choose, tmp_path, monkeypatch):
+    choose({3: 0.5})
+    complete = set()
+    monkeypatch.setattr(curate, "read_manifest", lambda folder: {"of": folder.name})
+    monkeypatch.setattr(curate, "is_sampled", lambda folder, _: folder.name in complete)
+    answers = []
+    for name in (curate._CHOOSING, curate._HELD_OUT):
+        (tmp_path / name).mkdir()
+        answers.append(curate._is_sampled(CONFIG, tmp_path, {"shards": 1}))
+        (tmp_path / name / curate.FILE_NAME).touch()
+        answers.append(curate._is_sampled(CONFIG, tmp_path, {"shards": 1}))
+        complete.add(name)
+    assert not any(answers)
+    assert curate._is_sampled(CONFIG, tmp_path, {"shards": 1})
+    assert not curate._is_sampled(CONFIG, tmp_path, {})

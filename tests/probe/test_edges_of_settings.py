@@ -36,3 +36,10 @@ def test_a_version_of_the_weights_fits_a_column_of_32_bits_with_the_next_one():
     assert RescoreConfig.of({"weights": str(2**31 - 2)}).weights == "2147483646"
     with pytest.raises(UsageError, match="--weights 2147483647 is invalid"):
         RescoreConfig.of({"weights": str(2**31 - 1)})
+
+
+def test_a_vocabulary_may_be_recorded_whole():
+    settings = SimpleNamespace(top_logprobs=50)
+    RolloutConfig.check_vocabulary(settings, 50)
+    with pytest.raises(UsageError, match="top_logprobs = 50 exceeds the vocabulary of 49 tokens"):
+        RolloutConfig.check_vocabulary(settings, 49)

@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import reads_single_tokens
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
-from mismatch_cli.rules.batch import Rollout
+from mismatch_cli.rules.batch import Episode, Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.train.coefficients import LearnedResponse, MicroBatchCoefficients
 from mismatch_cli.train.learner import LossScale, unpublished
@@ -22,12 +22,14 @@ from mismatch_cli.train.train_config import AGGREGATIONS, TrainConfig
 from tests.looped import looped
 from tests.train.learners import (
     ADVANTAGES,
+    LENGTHS,
     NEAR,
     assert_same_gradients,
     by_hand,
     gradients,
     make_samples,
     requests_of,
+    rollout_of,
 )
 
 LOSSES = [(name, "sequence-sum") for name, row in TABLE.items() if not row.needs_top_k]
@@ -277,3 +279,25 @@ def test_coefficients_are_scaled_in_float32() -> None:
         )
         found_T = coefficients.of_tile(slice(None), torch.zeros(2))
         assert found_T.tolist() == [np.float32(-1.5) * np.float32(scale)] * 2
+
+
+def test_of_responses_with_and_without_other_tokens_those_that_were_sampled_have_places() -> None:
+    """Of an episode an environment wrote two; of the other response all were sampled."""
+    plain = rollout_of([1, 2, 3])
+    played = Episode(**vars(plain), loss_mask_T=np.array([False, True, False]))
+    for rollouts, places in (([played, plain], [1, 3, 4, 5]), ([plain, played], [0, 1, 2, 4])):
+        coefficients = MicroBatchCoefficients(
+            parse_algorithm("reinforce"),
+            [LearnedResponse(rollout, 1.0) for rollout in rollouts],
+            np.ones(2),
+            torch.device("cpu"),
+        )
+        assert coefficients._sampled_indices().tolist() == places
+
+
+def test_a_response_without_tokens_has_empty_columns(make_learner):
+    learner = make_learner("reinforce")
+    empty = LearnedResponse(rollout_of([]), 1.0)
+    update = learner.update([*make_samples(learner), empty])
+    assert [len(logp_T) for logp_T in update.logp] == [*LENGTHS, 0]
+    assert [len(entropy_T) for entropy_T in update.entropy] == [*LENGTHS, 0]
