@@ -169,15 +169,15 @@ def _functions(path: str) -> list[ast.FunctionDef]:
 
 
 def _rooms_apart(file: str, module: str) -> int:
-    """0 for a module's own file of tests, 1 for the goldens, 2 for a file in its room, 3 for
-    others.
+    """0 for a module's own file of tests, by its name or that of its folder (`test_trl` of
+    `trl/importer.py`), 1 for the goldens, 2 for a file in its room, 3 for others.
     """
     path, tested = Path(file).relative_to("tests"), Path(module)
     if file == _GOLDENS:
         return 1
     if path.parts[0] != tested.parts[0]:
         return 3
-    return 0 if path.stem == f"test_{tested.stem}" else 2
+    return 0 if path.stem in (f"test_{tested.stem}", f"test_{tested.parent.name}") else 2
 
 
 def _file(test: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.metrics.accumulator import _LARGE, Accumulator, _without_zeros
 
 
 class _Sums(Accumulator):
@@ -31,3 +31,10 @@ def test_values_that_cannot_be_added_are_refused() -> None:
     first.count = other.count = object()  # type: ignore[assignment]
     with pytest.raises(TypeError):
         first.merge(other)
+
+
+def test_counts_beyond_32_bits_are_pickled_whole() -> None:
+    for largest in (2**31 - 1, 2**31, 2**40):
+        counts = np.zeros((2, _LARGE // 2), dtype=np.int64)
+        counts[1, 3], counts[0, 0] = largest, -largest
+        np.testing.assert_array_equal(_without_zeros(counts).with_zeros(), counts)

@@ -80,6 +80,21 @@ def test_shards_of_another_trace_are_refused(trace):
         Trace.open(trace)
 
 
+def test_only_an_earlier_rescore_gave_shards_other_names(trace):
+    """Of its shards the number counts, as its manifest does not list them."""
+    (trace / "shard-00005.parquet").rename(trace / "shard-00009.parquet")
+    change(trace, rescored={}, shards=6)
+    with pytest.raises(MismatchError, match=r"shard-00009.parquet is not one of the 6 shards"):
+        Trace.open(trace)
+    content = read_manifest(trace)
+    del content["shard_rows"]
+    write_manifest(trace, content)
+    assert Trace.open(trace).completeness.shards == 6
+    shutil.copy(trace / "shard-00009.parquet", trace / "shard-00007.parquet")
+    with pytest.raises(MismatchError, match=r"is not one of the 6 shards"):
+        Trace.open(trace)
+
+
 def test_scoring_that_was_limited_makes_a_trace_partial(trace):
     path = trace / "shard-00005.parquet"
     table = pq.read_table(path)

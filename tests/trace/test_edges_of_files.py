@@ -1,13 +1,16 @@
-"""Who may do what with a file that we write."""
+"""Who may do what with a file that we write, and what is said if that fails."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mismatch_cli.trace import files
 from mismatch_cli.trace.files import open_to_append, write_atomically, write_named
 
 
@@ -58,3 +61,17 @@ def test_only_our_own_name_of_a_file_grows(tmp_path: Path) -> None:
     assert ours.read_text(encoding="utf-8") == "old\nfirst\nsecond\n"
     assert theirs.read_text(encoding="utf-8") == "old\n"
     assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "reason"),
+    [
+        (2**16 - 1, RuntimeError("of a library"), os.strerror(errno.ENOSPC)),
+        (2**16, RuntimeError("of a library"), "of a library"),
+        (0, PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+    ],
+)
+def test_a_librarys_error_on_a_full_disk_is_that_it_is_full(free, error, reason, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    sentence = str(files.could_not_write(Path("run/trace.parquet"), error))
+    assert sentence.startswith(f"Could not write run/trace.parquet ({reason}). Existing files")

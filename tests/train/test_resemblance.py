@@ -10,7 +10,7 @@ import pytest
 
 from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.train.resemblance import Resemblance, start_of
+from mismatch_cli.train.resemblance import Resemblance, Target, start_of
 from mismatch_cli.train.train_config import changed_from, load_config, presets
 from tests.train.small_runs import SHORT, SMALL
 
@@ -98,6 +98,13 @@ def test_a_run_says_it_once_and_goes_on(tmp_path, capsys):
     assert said.count("The start is not like the guess in reward: reward 0") == 1
     assert "(guess 0.900), accuracy 0" in said and "Changed" not in said
     assert len(Path(output / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_both_ends_of_what_a_target_allows_fit():
+    near, times = Target("a", "b", 0.5, within=0.25), Target("a", "b", 0.5, factor=2.0)
+    assert [near.fits(value) for value in (0.24, 0.25, 0.75, 0.76)] == [False, True, True, False]
+    assert [times.fits(value) for value in (0.24, 0.25, 1.0, 1.01)] == [False, True, True, False]
+    assert Target("a", "b", 0.5).fits(9.0)
 
 
 @pytest.mark.parametrize("line", [
