@@ -295,3 +295,14 @@ def test_the_first_of_the_traces_beside_exports_is_named(tmp_path):
     _, about = imported(tmp_path, into=tmp_path / "trace")
     first = "monitors/file/traces/annotations/orchestrator.index.jsonl"
     assert about["left_out_first"][importer.BESIDE_EXPORTS] == first
+
+
+def test_steps_without_a_mark_are_unfinished_only_beside_marked_ones(tmp_path):
+    paths = [tmp_path / f"step_{step}" / "rank_0.jsonl" for step in (0, 1, 2)]
+    for path in paths:
+        path.parent.mkdir()
+    beside = tmp_path / "rank_0.jsonl"  # in no folder of a step
+    assert importer.being_written([*paths, beside]) == set()
+    (tmp_path / "step_1" / "STABLE").touch()
+    assert importer.being_written([*paths, beside]) == {paths[0], paths[2]}
+    assert importer.being_written([paths[1]]) == set()

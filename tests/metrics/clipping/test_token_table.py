@@ -125,3 +125,15 @@ def test_an_infinite_ratio_is_null():
     table.update(judged)
     rows = table.result(0, POSITIVE, 5)
     assert len(rows) == 5 and all(row.ratio is None and row.pi > 0.9 for row in rows)
+
+
+def test_a_buffer_is_summed_once_it_has_more_entries_than_there_are_keys() -> None:
+    """Memory is bounded by the keys that occur, and few entries are not sorted by themselves."""
+    sums = token_table._SparseSums()
+    few, many = np.arange(4), np.arange(token_table.BUFFERED)
+    for key_U, waiting in ((few, 4), (many, 0), (many, token_table.BUFFERED), (few, 0)):
+        sums.add(key_U, np.ones((4, len(key_U))))
+        assert sums.size == waiting
+    key_U, sums_4U = sums.totals()
+    assert key_U.tolist() == many.tolist()
+    assert sums_4U[:, :6].tolist() == [[4.0] * 4 + [2.0] * 2] * 4
