@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import get_ident
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -106,3 +108,21 @@ def test_at_most_a_thousand_files_are_named_and_all_are_counted(tmp_path, monkey
     _, about = imported(tmp_path / "dump", into=tmp_path / "trace")
     assert about["files"] == ["0.jsonl", "1.jsonl"] and about["file_count"] == 3
     assert about["steps"] == 1 and about["format"] == "plain"
+
+
+def test_progress_counts_the_megabytes_that_were_read(tmp_path, monkeypatch):
+    """At least one in all, and as many as there are once everything is read."""
+    monkeypatch.setattr(_driver, "_MEGABYTE", 1000)
+    path = write_lines(tmp_path / "d.jsonl", map(plain_record, real_rows(3)))
+    counted, read = [], []
+
+    @contextmanager
+    def counting(phase, total, *, unit):
+        counted.append((phase, total, unit))
+        yield read.append
+
+    progress = SimpleNamespace(say=lambda _: None, counting=counting)
+    (tmp_path / "trace").mkdir()
+    _driver.import_dump(_driver.Import((path,)), tmp_path / "trace", progress)
+    megabytes = path.stat().st_size // 1000
+    assert counted == [("Importing", megabytes, "MB")] and sum(read) == megabytes > 1
