@@ -69,3 +69,11 @@ def test_paths_within_file_systems():
         assert isinstance(place, StorePath) and place.inside == inside
     assert local_or_store(Path("file:///tmp/x")) == Path("/tmp/x")
     assert local_or_store(Path("runs/a")) == Path("runs/a")
+
+
+def test_a_path_on_a_store_has_names_like_a_local_one():
+    path = StorePath("s3", "bucket/runs") / "a" / Path("trace/shard-00000.parquet")
+    assert str(path) == "s3://bucket/runs/a/trace/shard-00000.parquet"
+    assert (path.name, path.parts[:3]) == ("shard-00000.parquet", ("s3://", "bucket", "runs"))
+    assert path.parent == StorePath("s3", "bucket/runs/a/trace")
+    assert path.parent.parent.name == "a" and path.parent < path
