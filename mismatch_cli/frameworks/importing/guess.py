@@ -205,7 +205,7 @@ def _named(names: Sequence[str], pattern: str) -> list[str]:
 
 def _last_names(path: str) -> str:
     """The last two names of a path, in lower case with underscores: camelCase is camel_case."""
-    names = [name for name in path.split(".") if name != EACH and not name.isdigit()]
+    names = [name for name in path.split(".") if name != EACH and not name.isdecimal()]
     return re.sub(r"(?<=[a-z])(?=[A-Z])|\W+", "_", "_".join(names[-2:])).lower()
 
 

@@ -171,6 +171,5 @@ def _without_placeholders(responses: dict[str, pa.Array]) -> dict[str, pa.Array]
 
 def _has_any(lists: pa.Array, flags_T: np.ndarray) -> np.ndarray:
     """Which rows have a value that is flagged."""
-    any_S = np.zeros(len(lists), dtype=bool)
-    any_S[_lists.rows_of(_lists.lengths_of(lists))[flags_T]] = True
-    return any_S
+    first_S, _ = _lists.ends_of(flags_T, _lists.lengths_of(lists))
+    return first_S >= 0

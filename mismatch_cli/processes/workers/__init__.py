@@ -43,7 +43,7 @@ class Workers:
     @classmethod
     def parsed(cls, who: str, cache: Path | None, *, skip_broken: bool) -> Workers:
         """Make one from the command line's values."""
-        is_number = who.lstrip("-").isdigit()
+        is_number = who.lstrip("-").isdecimal()
         return cls(int(who) if is_number else who, cache, skip_broken)
 
 

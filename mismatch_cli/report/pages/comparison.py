@@ -325,7 +325,7 @@ def _how_much(row: TraceDifference) -> str:
         key = _GAP_IN_PROBABILITY
     factor, larger, smaller = _larger_first(row, key)
     if factor.value == 0:
-        return f"There is no gap in {row.trace}."
+        return f"{row.trace} has no gap."
     if factor.value is None:
         return ""
     label = METRICS[key].label

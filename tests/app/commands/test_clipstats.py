@@ -302,6 +302,7 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, clips
         (["--compare", "ppo", "nothing"], 2, "Unknown algorithm 'nothing'"),
         (["gone"], 1, "gone does not exist"),
         (["--workers", "0"], 2, "--workers"),
+        (["--workers", "²"], 2, "--workers ² is invalid"),
         (["-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
         (["-a", "dppo-binary-tv:max_tv=1.5"], 2, "choose a number from 0 to 1"),
         (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs, but the trace has the top 20"),

@@ -249,4 +249,4 @@ def test_where_a_trace_has_no_gap_the_verdict_says_so(result):
     made = copy.deepcopy(first_two(result))
     made["comparisons"][0]["metrics"]["abs_d_mean"]["factor"] |= {"value": 0.0, "low": None}
     text = page_of_result(made).verdict.text
-    assert text.startswith(f"There is no gap in {runs_of(result)[1]}. ")
+    assert text.startswith(f"{runs_of(result)[1]} has no gap. ")
